@@ -7,7 +7,7 @@ from support.fabric.cluster import Cluster, Server, until
 from support.fabric.cluster_clients import Caller, End, serve_next, talking
 from support.time_limits import WITHIN_S
 
-from duplane.worker.engine.scripted_model import Mark
+from duplane.worker.models.scripted.model import Mark
 
 pytestmark = pytest.mark.timing
 

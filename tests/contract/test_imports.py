@@ -14,6 +14,10 @@ FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
 
 _IO = ("asyncio", "websockets", "aiohttp", "grpc", "uvloop")
 
+MINICPM_O, SCRIPTED = "duplane.worker.models.minicpm_o", "duplane.worker.models.scripted"
+FAMILIES = (MINICPM_O, SCRIPTED)
+_ENGINE = ("duplane.worker.engine", "duplane.worker.session", "duplane.worker.service")
+
 # Package -> modules that its files must not import.
 FORBIDDEN = {
     "duplane": ("training",),
@@ -30,18 +34,20 @@ FORBIDDEN = {
     "duplane.scheduler": ("duplane.edge", "duplane.worker", "duplane.tools", "torch"),
     "duplane.scheduler.policy": (*_IO, "duplane.scheduler.rpc", "duplane.scheduler.state"),
     "duplane.worker": ("duplane.edge", "duplane.scheduler", "duplane.tools"),
-    "duplane.worker.models.minicpm_o": (
-        "duplane.fabric",
-        "grpc",
-        "asyncio",
-        "websockets",
-        "uvloop",
-    ),
+    "duplane.worker.engine": FAMILIES,
+    "duplane.worker.session": FAMILIES,
+    "duplane.worker.service": FAMILIES,
+    "duplane.worker.models.types": (*_IO, *FAMILIES, "duplane.fabric", "torch"),
+    "duplane.worker.models.chat": (*_IO, *FAMILIES, "duplane.fabric", "torch"),
+    "duplane.worker.models.interface": (*_IO, *FAMILIES, "duplane.fabric", "torch"),
+    "duplane.worker.models.families": FAMILIES,
+    MINICPM_O: (*_IO, *_ENGINE, "duplane.fabric", SCRIPTED),
+    SCRIPTED: (*_IO, *_ENGINE, "duplane.fabric", "torch", MINICPM_O),
 }
 
 # For each folder of the model: the folders that it may import, besides BASE. BASE are the modules
-# at the root of the model, without the three that build the model.
-MODEL = "duplane.worker.models.minicpm_o"
+# at the root of the model, without those that build the model or use it.
+MODEL = MINICPM_O
 MODEL_FOLDERS = {
     "audio": (),
     "vision": (),
@@ -51,7 +57,10 @@ MODEL_FOLDERS = {
     "loader": ("audio", "vision", "llm", "tts", "vocoder"),
     "duplex": ("audio", "vision", "llm", "tts", "vocoder", "loader"),
     "chat": ("audio", "vision", "llm", "tts", "vocoder", "loader"),
-    "model": ("audio", "vision", "llm", "tts", "vocoder", "loader", "duplex", "chat"),
+    "preparer": ("audio", "vision", "llm", "vocoder", "loader", "duplex", "chat"),
+    "model": ("audio", "vision", "llm", "tts", "vocoder", "loader", "duplex", "chat", "preparer"),
+    "worker_model": ("chat", "preparer", "model"),
+    "family": ("model", "worker_model"),
 }
 BASE = (
     "batch_isolation",
@@ -114,8 +123,8 @@ def test_no_folder_owns_the_namespace() -> None:
 def test_base_install_needs_no_torch() -> None:
     """Only the model, its device, and tools for checkpoints and benchmarks import torch."""
     allowed = (
-        "duplane.worker.models.minicpm_o",
-        "duplane.worker.engine.torch_device",
+        MINICPM_O,
+        "duplane.worker.models.torch_device",
         "duplane.tools.replay",
         "duplane.tools.checkpoint",
         "training",

@@ -14,7 +14,7 @@ from support.fabric.real_fabric import RealFabric, until
 from support.fabric.talker import WAIT_S, Talker, talking, until_free
 from websockets.asyncio.client import connect
 
-from duplane.worker.engine.scripted_model import Mark
+from duplane.worker.models.scripted.model import Mark
 
 pytestmark = pytest.mark.timing
 

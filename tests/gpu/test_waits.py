@@ -14,9 +14,9 @@ from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
+from duplane.worker.models.types import ConversationOptions
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 2 * UNIT)

@@ -15,7 +15,7 @@ import torch
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.report import percentile
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 from measure import Options, Report, Table, checkpoint_directory, load, read_options
 
 TEXT_TOKENS = 7

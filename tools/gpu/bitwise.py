@@ -15,7 +15,7 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.loader import load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.probe import Probe
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 from measure import Options, Report, Table, checkpoint_directory, read_options
 
 CONTEXT = 1024

@@ -20,9 +20,9 @@ from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
-from duplane.worker.models.minicpm_o.types import ConversationOptions
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
+from duplane.worker.models.types import ConversationOptions
 from measure import Options, Report, checkpoint_directory, load, measured, nothing, read_options
 
 CONDITION_ROWS = 8

@@ -14,7 +14,8 @@ import numpy as np
 
 from duplane.worker.models.minicpm_o.duplex.unit_state import MAX_UNIT_CHARACTERS
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT
-from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
 from training.corpus.espeak import Speech, espeak
 from training.corpus.recording import resampled
 from training.corpus.voices import ASSISTANT

@@ -27,7 +27,7 @@ from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import StartError
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.engine.scripted_model import answer_loud
+from duplane.worker.models.scripted.model import answer_loud
 
 CAPACITY, UNITS = 16, 40
 PRIVATE = "what nobody may read"

@@ -8,7 +8,7 @@ from support.worker.worker_harness import running_worker, unit
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring import spans
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.models.minicpm_o.types import OptionError
+from duplane.worker.models.types import OptionError
 
 
 async def test_refused_unit_has_the_stage_prepare() -> None:
@@ -33,11 +33,11 @@ async def test_time_of_a_bad_picture_is_in_the_stage_prepare() -> None:
 
 
 async def test_refused_opening_has_a_span_with_an_error() -> None:
-    def refuse(slot: int, options: object) -> None:
+    def refuse(options: object) -> None:
         raise OptionError("max_new_speak_tokens_per_chunk", "is odd")
 
     async with running_worker() as rig:
-        rig.model.on_open = refuse
+        rig.model.on_options = refuse
         async with rig.claimed() as client:
             await client.write(session_pb2.ConverseRequest(open=session_pb2.Open()))
             assert (await client.refused()).reason is Reason.INVALID_FIELD

@@ -23,7 +23,7 @@ import duplane.edge.spans
 import duplane.worker.session.unit_spans
 from duplane.edge.settings import Limits
 from duplane.fabric.monitoring import spans
-from duplane.worker.models.minicpm_o.types import Unit, UnitFailure
+from duplane.worker.models.types import Unit, UnitFailure
 
 SLOW_S, DEADLINE_NS = 0.5, 400_000_000
 

@@ -27,7 +27,7 @@ from duplane.fabric.converse import ConverseStream
 from duplane.tools.trace.units import Collected
 from duplane.tools.trace.views import Choice, report
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.models.minicpm_o.types import UnitOutput
+from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.session.duplex_call import DuplexCall
 
 pytestmark = pytest.mark.timing
@@ -117,13 +117,13 @@ async def behind_another_conversation(
 async def in_its_pictures(
     fabric: TracedFabric, client: ClientConnection, patch: pytest.MonkeyPatch
 ) -> None:
-    prepare = fabric.model.prepare
+    prepare = fabric.model.unit
 
     def prepare_late(unit: Any) -> Any:
         time.sleep(DELAY_S)
         return prepare(unit)
 
-    patch.setattr(fabric.model, "prepare", prepare_late)
+    patch.setattr(fabric.model, "unit", prepare_late)
     await send(client, append(0.5) | {"video_frames": [PICTURE]})
     await receive(client)
 
@@ -134,7 +134,7 @@ async def after_the_device(
     call, loop = DeviceThread._call, asyncio.get_running_loop()
 
     def call_late(thread: DeviceThread, function: Any, *arguments: Any) -> None:
-        if arguments and isinstance(arguments[-1], UnitOutput):
+        if arguments and isinstance(arguments[-1], AnsweredUnit):
             function = partial(loop.call_later, DELAY_S, function)
         call(thread, function, *arguments)
 

@@ -20,7 +20,7 @@ from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest, Finish
+from duplane.worker.models.chat import ChatOutput, ChatRequest, Finish
 from duplane.worker.settings import SessionLimits
 
 OMNI = lease_pb2.SESSION_KIND_OMNI_DUPLEX

@@ -11,7 +11,7 @@ from support.worker.worker_harness import running_worker, unit
 
 from duplane.fabric.process import FatalError
 from duplane.fabric.v1 import registry_pb2, session_pb2
-from duplane.worker.models.minicpm_o.types import Unit, UnitFailure, UnitOutput
+from duplane.worker.models.types import Unit, UnitFailure, UnitOutput
 
 pytestmark = pytest.mark.timing
 

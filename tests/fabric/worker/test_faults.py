@@ -15,7 +15,7 @@ from support.worker.worker_harness import Client, Rig, refusal, running_worker, 
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring.spans import SLOT, WORKER_UNIT
 from duplane.fabric.v1 import registry_pb2, session_pb2
-from duplane.worker.models.minicpm_o.types import Unit, UnitFailure, UnitOutput
+from duplane.worker.models.types import Unit, UnitFailure, UnitOutput
 from duplane.worker.settings import SessionLimits
 
 Request = session_pb2.ConverseRequest

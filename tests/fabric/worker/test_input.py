@@ -8,7 +8,7 @@ from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.models.minicpm_o.types import OptionError
+from duplane.worker.models.types import OptionError
 
 Request = session_pb2.ConverseRequest
 
@@ -153,10 +153,10 @@ async def test_a_setting_that_cannot_be_is_named(settings: session_pb2.Open, fie
 async def test_an_option_that_the_model_refuses_is_named() -> None:
     async with running_worker() as rig, rig.claimed() as client:
 
-        def refuse(slot: int, options: object) -> None:
+        def refuse(options: object) -> None:
             raise OptionError("max_new_speak_tokens_per_chunk", "is odd")
 
-        rig.model.on_open = refuse
+        rig.model.on_options = refuse
         await client.write(Request(open=session_pb2.Open()))
         error = await client.refused()
         assert error.reason is Reason.INVALID_FIELD

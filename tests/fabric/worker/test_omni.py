@@ -13,13 +13,15 @@ import torch
 from PIL import Image
 from support.paths import GOLDEN
 from support.time_limits import WITHIN_S
-from support.worker.scripted_model import ScriptedModel, answer_loud
+from support.worker.scripted_model import ScriptedConversation, ScriptedModel, answer_loud
 from support.worker.worker_harness import Rig, pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
+from duplane.worker.models.interface import DeviceDescription
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.minicpm_o.worker_model import WorkerModel
+from duplane.worker.models.types import (
     ConversationOptions,
     Opened,
     Unit,
@@ -124,10 +126,11 @@ async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing(
     is_decoding, may_go_on = threading.Event(), threading.Event()
 
     class Slow(ScriptedModel):
-        def prepare(self, unit: Unit) -> Unit | UnitFailure:
-            is_decoding.set()
-            may_go_on.wait(2 * WITHIN_S)
-            return super().prepare(unit)
+        def unit(self, unit: Unit) -> Unit | UnitFailure:
+            if unit.frames == (b"x",):
+                is_decoding.set()
+                may_go_on.wait(2 * WITHIN_S)
+            return super().unit(unit)
 
     async with running_worker(Slow()) as rig:
         async with rig.opened(omni(rig)) as client:
@@ -144,7 +147,7 @@ async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing(
 
 async def test_a_model_that_sees_nothing_serves_no_omni_session() -> None:
     blind = ScriptedModel()
-    blind.sees_frames = False
+    blind.constants = replace(blind.constants, accepts_pictures=False)
     async with running_worker(blind) as rig:
         kinds = list(rig.scheduler.registers[0].kinds)
         assert lease_pb2.SESSION_KIND_AUDIO_DUPLEX in kinds
@@ -183,8 +186,8 @@ async def test_a_window_leaves_no_context_full_but_at_the_clients_own_limit(
     has_window: bool, limit: int | None, is_closed: bool
 ) -> None:
     class Windowed(ScriptedModel):
-        def open(self, slot: int, options: ConversationOptions) -> Opened:
-            return replace(super().open(slot, options), has_window=has_window)
+        def open(self, slot: int, conversation: ScriptedConversation) -> Opened:
+            return replace(super().open(slot, conversation), has_window=has_window)
 
     settings = session_pb2.Open(context_token_limit=limit)
     async with (
@@ -205,13 +208,15 @@ class TinyModel(ScriptedModel):
 
     def load(self) -> Any:
         torch.set_num_threads(1)
-        return DuplexModel.load(CHECKPOINT, slot_count=self.slot_count, context_capacity=512)
+        slot_count = self.constants.slot_count
+        model = DuplexModel.load(CHECKPOINT, slot_count=slot_count, context_capacity=512)
+        return model.preparer, WorkerModel(model)
 
-    def memory_used_bytes(self, model: Any) -> int:
-        return model.memory_bytes
+    def memory_used_bytes(self) -> int:
+        return 0
 
-    def description(self) -> registry_pb2.Device:
-        return registry_pb2.Device(name="cpu")
+    def description(self) -> DeviceDescription:
+        return DeviceDescription("cpu")
 
 
 async def test_a_real_model_sees_what_a_client_shows() -> None:

@@ -16,7 +16,7 @@ from support.worker.worker_harness import Rig, running_worker, unit
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
-from duplane.worker.models.minicpm_o.chat.types import ChatRequest
+from duplane.worker.models.chat import ChatRequest
 
 WORD = session_pb2.ChatMessage(
     role=session_pb2.CHAT_ROLE_USER, parts=[session_pb2.ChatPart(text="hi")]

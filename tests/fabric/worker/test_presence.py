@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc.aio
 import pytest
@@ -223,7 +223,7 @@ async def test_a_stuck_device_is_noticed_and_forgiven() -> None:
 async def test_a_checkpoint_that_cannot_be_loaded_ends_the_worker_with_its_own_error() -> None:
     model = ScriptedModel()
 
-    def fail() -> ScriptedModel:
+    def fail() -> NoReturn:
         raise FileNotFoundError("config.json")
 
     model.load = fail

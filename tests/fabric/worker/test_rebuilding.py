@@ -14,21 +14,23 @@ from support.worker.worker_harness import pcm, running_worker, unit
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.models.minicpm_o.types import PastUnit, Rebuilt, Unit, UnitFailure
+from duplane.worker.models.types import PastUnit, Rebuilt, Unit, UnitFailure
+from duplane.worker.session.rebuild_check import MAX_STATE_BYTES
 from duplane.worker.settings import SessionLimits
 
 SEEDED = session_pb2.Open(seed=3)
 
 
-async def test_conversation_goes_on_where_it_was_on_another_worker() -> None:
+@pytest.mark.parametrize("form", ["rebuild_state", "state_change"])
+async def test_conversation_goes_on_where_it_was_on_another_worker(form: str) -> None:
     async with running_worker() as rig:
         async with rig.opened(settings=SEEDED) as client:
             await client.send(unit(0, 0.5))
             first = await client.delta()
         await rig.all_free()
         async with rig.opened(settings=SEEDED) as client:
-            change = first.state_change
-            units = [past(n, token_ids=first.token_ids, state_change=change) for n in range(3)]
+            state = {"state_change": None, form: getattr(first, form)}
+            units = [past(n, token_ids=first.token_ids, **state) for n in range(3)]
             await client.write(rebuild(*units))
             answer = await rebuilt(client)
             assert (answer.sequence, answer.context_token_count) == (2, context(3))
@@ -74,11 +76,12 @@ async def test_only_a_few_units_with_decoded_pictures_wait_to_be_rebuilt() -> No
     async with running_worker() as rig:
         omni = rig.grant(kind=lease_pb2.SESSION_KIND_OMNI_DUPLEX)
         async with rig.opened(omni, SEEDED) as client:
-            prepare, take = rig.model.prepare, rig.model.rebuild
+            prepare, take = rig.model.unit, rig.model.rebuild
 
             def noted(unit: Unit) -> Unit | UnitFailure:
-                decoded.append(unit.sequence)
-                waiting.append(len(decoded) - len(taken))
+                if unit.frames:
+                    decoded.append(unit.sequence)
+                    waiting.append(len(decoded) - len(taken))
                 return prepare(unit)
 
             def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
@@ -90,7 +93,7 @@ async def test_only_a_few_units_with_decoded_pictures_wait_to_be_rebuilt() -> No
                 speech_count += not units
                 return replace(result, is_complete=not units)
 
-            rig.model.prepare, rig.model.rebuild = noted, watched
+            rig.model.unit, rig.model.rebuild = noted, watched
             count = 5 * most
             units = [past(n, video_frames=[b"jpeg"] if n % 2 else []) for n in range(2 * count)]
             await client.write(rebuild(*units))
@@ -177,10 +180,15 @@ BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
         Reason.INVALID_FIELD,
         "rebuild.units[0].audio_int16",
     ),
-    "no change": (
+    "no state": (
         rebuild(past(0, state_change=None)),
         Reason.INVALID_FIELD,
-        "rebuild.units[0].state_change",
+        "rebuild.units[0].rebuild_state",
+    ),
+    "a state that is too long": (
+        rebuild(past(0, rebuild_state=bytes(MAX_STATE_BYTES + 1))),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].rebuild_state",
     ),
     "out of order": (
         rebuild(past(1, 1), past(0, 2)),

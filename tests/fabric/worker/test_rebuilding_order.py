@@ -14,9 +14,9 @@ from support.worker.worker_harness import running_worker, unit
 
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.scripted_model import REBUILT_UNITS
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.models.minicpm_o.types import PastUnit, Rebuilt, UnitFailure
+from duplane.worker.models.scripted.model import REBUILT_UNITS
+from duplane.worker.models.types import PastUnit, Rebuilt, UnitFailure
 
 SEEDED = session_pb2.Open(seed=3)
 

@@ -9,7 +9,7 @@ from support.worker.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedMo
 from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.models.minicpm_o.types import DecodeMode, StateChange, Unit, UnitOutput
+from duplane.worker.models.types import DecodeMode, Unit, UnitOutput
 
 
 async def test_a_session_listens_speaks_and_closes() -> None:
@@ -42,8 +42,8 @@ async def test_a_session_listens_speaks_and_closes() -> None:
 
 async def test_a_forced_listen_ends_the_turn_that_it_interrupts() -> None:
     def answer(unit_: Unit, length: int) -> UnitOutput:
-        change = StateChange(interrupted_turn=unit_.force_listen)
-        return replace(answer_loud(unit_, length), change=change)
+        output = answer_loud(unit_, length)
+        return replace(output, interrupted_turn=unit_.force_listen)
 
     async with running_worker() as rig, rig.opened() as client:
         rig.model.answer = answer
@@ -53,6 +53,7 @@ async def test_a_forced_listen_ends_the_turn_that_it_interrupts() -> None:
         await client.send(unit(1, 0.5, force_listen=True))
         delta = await client.delta()
         assert (delta.WhichOneof("outcome"), delta.end_of_turn) == ("listen", True)
+        assert delta.interrupted_turn
 
 
 async def test_open_says_what_is_in_force_and_what_has_no_effect() -> None:

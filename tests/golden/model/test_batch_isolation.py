@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.batch_isolation import STAGE_FAILED
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     Unit,
     UnitFailure,

@@ -17,9 +17,9 @@ from support.speech import assert_sounds_equal
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.batch_sizes import padded_size, padded_sizes
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
 from duplane.worker.models.minicpm_o.vocoder.hift_stream import FRAME_BUCKETS, HiFTStream, MelChunk
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)

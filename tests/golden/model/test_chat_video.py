@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 from support.model.video_files import make_video
 
-from duplane.worker.models.minicpm_o.chat.chats import PreparedChat
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -22,8 +21,10 @@ from duplane.worker.models.minicpm_o.chat.types import (
     ChatRole,
     ChatVideo,
 )
+from duplane.worker.models.minicpm_o.chat.chats import PreparedChat
+from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import DecodeMode
+from duplane.worker.models.types import DecodeMode
 from duplane.worker.video.bounds import VideoBounds
 from duplane.worker.video.decoder import decode_video
 
@@ -42,7 +43,7 @@ def video(model: DuplexModel, decoded: Decoded) -> ChatVideo:
         tuple(
             ChatAudio(piece)
             if isinstance(piece, np.ndarray)
-            else ChatImage(model.prepare_picture(piece, 1))
+            else ChatImage(model.preparer.picture(piece, 1))
             for piece in decoded
         )
     )
@@ -70,7 +71,7 @@ def prepared(model: DuplexModel, said: Sequence[ChatPart], *, is_omni: bool) -> 
         decode_mode=DecodeMode.GREEDY,
     )
     message = ChatMessage(ChatRole.USER, (BEFORE, *said, AFTER))
-    return model.prepare_chat(ChatRequest((message,), options))
+    return model.preparer.chat(ChatRequest((message,), options))
 
 
 @pytest.mark.parametrize("is_omni", [False, True], ids=["lines", "omni"])
@@ -85,7 +86,7 @@ def test_a_video_is_its_pictures_and_sounds_in_order(
     assert ours.prompt.audio_bounds == theirs.prompt.audio_bounds
     assert ours.image_rows == 64 * sum(not isinstance(piece, np.ndarray) for piece in decoded)
     assert ours.audio_rows == 10 + 10 + 3
-    rows = [one.prompt.take(model.parts, 4096) for one in (ours, theirs)]
+    rows = [PromptRows(model.parts, one.prompt).take(4096) for one in (ours, theirs)]
     torch.testing.assert_close(*rows, rtol=0, atol=0)
 
 

@@ -12,7 +12,7 @@ from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -24,7 +24,7 @@ from duplane.worker.models.minicpm_o.chat.types import (
     Finish,
 )
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     OptionError,
@@ -90,7 +90,7 @@ class Players:
         self.answers: dict[int, Answer] = {}
 
     def join(self, slot: int, request: ChatRequest) -> Answer:
-        self.model.open_chat(slot, self.model.prepare_chat(request))
+        self.model.open_chat(slot, self.model.preparer.chat(request))
         self.answers[slot] = Answer()
         return self.answers[slot]
 
@@ -348,7 +348,7 @@ def test_a_chat_that_cannot_be_is_refused_before_anything_is_fed(
     model: DuplexModel, request_: ChatRequest, name: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        model.prepare_chat(request_)
+        model.preparer.chat(request_)
     assert caught.value.field == name
 
 
@@ -362,11 +362,11 @@ def test_laying_out_a_chat_stops_between_its_pictures_when_told(model: DuplexMod
 
     broken = ChatImage(b"no picture")  # never decoded
     with pytest.raises(InterruptedError):
-        model.prepare_chat(ask("Hi", PICTURE, broken), stop_at_second)
+        model.preparer.chat(ask("Hi", PICTURE, broken), stop_at_second)
 
 
 def test_text_that_looks_like_the_place_of_a_picture_stays_text(model: DuplexModel) -> None:
-    plain = model.prepare_chat(
+    plain = model.preparer.chat(
         ask("see <image>./</image> and \ue0000\ue000", PICTURE, max_slices=1)
     )
     assert len(plain.prompt.image_bounds) == 1
@@ -374,19 +374,19 @@ def test_text_that_looks_like_the_place_of_a_picture_stays_text(model: DuplexMod
 
 
 def test_a_slot_holds_one_conversation_of_either_kind(model: DuplexModel) -> None:
-    model.open_chat(0, model.prepare_chat(GREEDY))
+    model.open_chat(0, model.preparer.chat(GREEDY))
     model.open(1, DUPLEX)
     with pytest.raises(ValueError, match="slot 0 has"):
         model.open(0, DUPLEX)
     for slot in (0, 1):
         with pytest.raises(ValueError, match=f"slot {slot} has"):
-            model.open_chat(slot, model.prepare_chat(GREEDY))
+            model.open_chat(slot, model.preparer.chat(GREEDY))
 
 
 def test_what_cannot_be_spoken_is_not_said_when_heard(model: DuplexModel) -> None:
     silent = ask("Hi", decode_mode=DecodeMode.GREEDY, max_new_tokens=40)
     favourite = alone(model, silent).ids[0]
-    model.open_chat(0, model.prepare_chat(silent))
+    model.open_chat(0, model.preparer.chat(silent))
     sampling = model.chats._sampling
     before = sampling._unspeakable
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     OptionError,
@@ -172,9 +172,9 @@ def test_a_forced_listen_says_whether_it_interrupted_a_turn(model: DuplexModel) 
     for number in range(3, 12):
         is_forced = is_turn_open or number == 3
         (output,) = outputs(model, [Unit(0, unit_at(number), force_listen=is_forced)])
-        assert output.change.interrupted_turn == (is_forced and is_turn_open)
-        assert not (output.change.interrupted_turn and output.end_of_turn)
-        interruptions.append(output.change.interrupted_turn)
+        assert output.interrupted_turn == (is_forced and is_turn_open)
+        assert not (output.interrupted_turn and output.end_of_turn)
+        interruptions.append(output.interrupted_turn)
         is_turn_open = not output.is_listen and not output.end_of_turn
     assert any(interruptions)
 
@@ -260,7 +260,7 @@ def test_frames_are_refused_where_the_model_cannot_see(model: DuplexModel) -> No
     blind.open(0, GREEDY)
     (failure,) = run(blind, [Unit(0, unit_at(0), frames=(b"jpeg",))])
     assert isinstance(failure, UnitFailure)
-    assert (failure.reason, blind.sees_frames) == ("FRAMES_UNSUPPORTED", False)
+    assert (failure.reason, blind.parts.vision is not None) == ("FRAMES_UNSUPPORTED", False)
     blind.close(0)
 
 
@@ -295,13 +295,13 @@ def test_the_unit_that_fills_the_context_is_whole_and_the_next_is_refused(
 
 def test_a_prompt_can_be_fed_in_parts(model: DuplexModel) -> None:
     whole = model.open(0, GREEDY)
-    model.begin(1, GREEDY)
+    model.begin(1, model.preparer.conversation(GREEDY))
     with pytest.raises(ValueError, match="not open yet"):
         list(model.step([Unit(1, unit_at(0))]))
     parts = [model.feed_prompt(1, 7)]
     while parts[-1] is None:
         parts.append(model.feed_prompt(1, 7))
-    assert parts[-1] == whole
+    assert replace(parts[-1], slot=0) == whole
     assert len(parts) == -(-whole.context_length // 7)
     with pytest.raises(ValueError, match="is open"):
         model.feed_prompt(1, 7)
@@ -309,7 +309,7 @@ def test_a_prompt_can_be_fed_in_parts(model: DuplexModel) -> None:
     torch.testing.assert_close(keys[:, 0], keys[:, 1], atol=1e-5, rtol=0)
     assert_same(outputs(model, [Unit(1, unit_at(3))]), outputs(model, [Unit(0, unit_at(3))]))
     model.close(1)
-    model.begin(1, GREEDY)
+    model.begin(1, model.preparer.conversation(GREEDY))
     model.close(1)
     assert model.is_clean(1)
 

@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.tools.replay.half_duplex import HalfDuplex, TextWindow
-from duplane.worker.engine.torch_device import TorchDevice
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -30,9 +29,10 @@ from duplane.worker.models.minicpm_o.chat.types import (
     ChatRequest,
     ChatRole,
 )
+from duplane.worker.models.families import open_device
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     Unit,
@@ -130,7 +130,7 @@ CHATS = (
 def chat(model: DuplexModel) -> list[Any]:
     """Run four chats together: text, a picture, sound, a long prompt; two of them speak."""
     for slot, request in enumerate(CHATS):
-        model.open_chat(slot, model.prepare_chat(request))
+        model.open_chat(slot, model.preparer.chat(request))
     return answer(model, range(SLOTS)) + leave(model)
 
 
@@ -261,7 +261,7 @@ def test_a_voice_that_is_brought_is_heard_on_a_device(tmp_path: Path) -> None:
     for device in (DEVICE, "cpu"):
         with elsewhere():
             model = load(tmp_path, device)
-            model.prepare_voice(options)
+            model.preparer.conversation(options)
             model.open(0, options)
             units = [Unit(0, TALK[number * UNIT :][:UNIT]) for number in range(5)]
             said.append([run(model, [one]) for one in units] + leave(model))
@@ -274,11 +274,10 @@ def test_the_worker_says_what_its_device_is(speaking_checkpoint: Path) -> None:
         checkpoint=speaking_checkpoint, schedulers=("127.0.0.1:1",), device=DEVICE
     )
     with elsewhere():
-        device = TorchDevice(settings)
-        model = device.load()
-        assert isinstance(model, DuplexModel)
-        assert model.parameter_count
-        assert device.memory_used_bytes(model) == 0, "as the played allocator says"
+        device = open_device(settings)
+        _, model = device.load()
+        assert model.constants.parameter_count
+        assert device.memory_used_bytes() == 0, "as the played allocator says"
         assert device.description().name == DEVICE
         assert device.description().description.endswith(", float32"), "the model is small"
 

@@ -9,7 +9,7 @@ from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     Unit,

@@ -10,10 +10,10 @@ from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.minicpm_o.types import PreparedImage
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
-    PreparedImage,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -44,14 +44,23 @@ def unit(
     return Unit(slot, audio, force, frames, max_slices)
 
 
-def run(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput | UnitFailure]:
-    results = list(model.step(units))
-    model.settle([entry.slot for entry in units])
+def run(
+    model: DuplexModel, units: Sequence[Unit], begun: Sequence[int] = ()
+) -> list[UnitOutput | UnitFailure]:
+    results = list(model.step(units, begun=begun))
+    model.settle([*begun, *(entry.slot for entry in units)])
     return sorted(results, key=lambda result: result.slot)
 
 
 def one(model: DuplexModel, entry: Unit) -> UnitOutput:
     (result,) = run(model, [entry])
+    assert isinstance(result, UnitOutput), result
+    return result
+
+
+def begun(model: DuplexModel, slot: int) -> UnitOutput:
+    """Run the unit that `feed_ahead` has begun."""
+    (result,) = run(model, [], begun=[slot])
     assert isinstance(result, UnitOutput), result
     return result
 
@@ -106,22 +115,25 @@ def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
         model.open(slot, GREEDY)
         one(model, unit(slot, 1))
     names = ("sq.png", "wide.png", "big.png", "small.png", "sq.png")
-    entries = [model.prepare(unit(slot, 3, *map(picture, names))) for slot in range(2)]
+    entries = [model.preparer.unit(unit(slot, 3, *map(picture, names))) for slot in range(2)]
     whole, parts = (entry for entry in entries if isinstance(entry, Unit))
     row_count, lengths = 2 * FRAME_ROWS + 20, [model.llm.cache.length(1)]
-    left = model.row_count(parts)
+    left = parts.rows
     assert left == 1 + 5 * FRAME_ROWS + 10
-    while left > row_count:
-        found = model.feed_ahead(parts, row_count)
+    found = model.feed_ahead(parts, row_count)
+    while True:
         assert isinstance(found, int)
         lengths.append(model.llm.cache.length(1))
         left = found
+        if left <= row_count:
+            break
+        found = model.feed_more(1, row_count)
     # The first part also has the closing ids of the last unit, and `<unit>`.
     assert np.diff(lengths).tolist() == [2 + 1 + 2 * FRAME_ROWS, 2 * FRAME_ROWS]
     assert left == FRAME_ROWS + 10
     with pytest.raises(ValueError, match="amid a unit"):
         list(model.step([unit(1, 4)]))
-    expected, output = run(model, [whole, parts])
+    expected, output = run(model, [whole], begun=[1])
     assert isinstance(expected, UnitOutput)
     assert isinstance(output, UnitOutput)
     assert (output.token_ids, output.context_length) == (
@@ -129,28 +141,27 @@ def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
         expected.context_length,
     )
     assert output.input_video_count == expected.input_video_count
-    assert output.unit.sequence == parts.sequence
     cache = model.llm.cache
     np.testing.assert_allclose(cache.keys[:, 0], cache.keys[:, 1], atol=5e-5)
 
 
 def test_the_last_picture_is_left_to_the_unit(model: DuplexModel) -> None:
     model.open(0, GREEDY)
-    entry = model.prepare(unit(0, None, *[picture()] * 2, force=True))
+    entry = model.preparer.unit(unit(0, None, *[picture()] * 2, force=True))
     assert isinstance(entry, Unit)
     assert model.feed_ahead(entry, 1) == 1
-    assert model.feed_ahead(entry, 1) == 1
-    assert one(model, entry).input_video_count == 2 * 64
-    alone = model.prepare(unit(0, None, picture(), force=True))
+    assert model.feed_more(0, 1) == 1
+    assert begun(model, 0).input_video_count == 2 * 64
+    alone = model.preparer.unit(unit(0, None, picture(), force=True))
     assert isinstance(alone, Unit)
     assert model.feed_ahead(alone, 1) == 1
-    assert one(model, alone).input_video_count == 64
+    assert begun(model, 0).input_video_count == 64
 
 
 def test_a_unit_that_cannot_run_is_refused_before_its_pictures_are_fed(model: DuplexModel) -> None:
     model.open(0, GREEDY)
     before = model.llm.cache.length(0)
-    entry = model.prepare(unit(0, None, *[picture()] * 9))
+    entry = model.preparer.unit(unit(0, None, *[picture()] * 9))
     assert isinstance(entry, Unit)
     failure = model.feed_ahead(entry, FRAME_ROWS)
     assert isinstance(failure, UnitFailure)
@@ -226,14 +237,14 @@ def test_frames_can_be_prepared_ahead(model: DuplexModel) -> None:
     for slot in range(2):
         model.open(slot, GREEDY)
     plain = unit(0, 0, picture("wide.png"), max_slices=3)
-    prepared = model.prepare(unit(1, 0, picture("wide.png"), max_slices=3))
+    prepared = model.preparer.unit(unit(1, 0, picture("wide.png"), max_slices=3))
     assert isinstance(prepared, Unit)
     assert isinstance(prepared.frames[0], PreparedImage)
     first, second = run(model, [plain, prepared])
     assert isinstance(first, UnitOutput)
     assert isinstance(second, UnitOutput)
     assert first.token_ids == second.token_ids
-    refused = model.prepare(unit(1, 0, b"?"))
+    refused = model.preparer.unit(unit(1, 0, b"?"))
     assert isinstance(refused, UnitFailure)
 
 

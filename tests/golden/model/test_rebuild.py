@@ -12,23 +12,22 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.model.past_units import assert_same_units, past_units, rebuild, run_unit
+from support.model.past_units import RanUnit, assert_same_units, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.duplex import rebuild as rebuild_module
-from duplane.worker.models.minicpm_o.duplex import speech
+from duplane.worker.models.minicpm_o.duplex import rebuild_state, speech
 from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     PastUnit,
     Rebuilt,
     Unit,
     UnitFailure,
-    UnitOutput,
     WindowMode,
 )
 
@@ -111,11 +110,11 @@ def model(_model: DuplexModel) -> Iterator[DuplexModel]:
 
 
 @pytest.fixture(scope="module")
-def lived(_model: DuplexModel) -> Callable[[str], list[UnitOutput]]:
+def lived(_model: DuplexModel) -> Callable[[str], list[RanUnit]]:
     """Return the outputs of a script that was run without a rebuild."""
 
     @cache
-    def live(name: str) -> list[UnitOutput]:
+    def live(name: str) -> list[RanUnit]:
         script = SCRIPTS[name]
         _model.open(2, script.options)
         outputs = [run_unit(_model, script.unit(2, number)) for number in range(script.units)]
@@ -125,10 +124,10 @@ def lived(_model: DuplexModel) -> Callable[[str], list[UnitOutput]]:
     return live
 
 
-Lived = Callable[[str], list[UnitOutput]]
+Lived = Callable[[str], list[RanUnit]]
 
 
-def go_on(model: DuplexModel, name: str, cut: int, count: int = NEXT) -> list[UnitOutput]:
+def go_on(model: DuplexModel, name: str, cut: int, count: int = NEXT) -> list[RanUnit]:
     script = SCRIPTS[name]
     return [run_unit(model, script.unit(0, number)) for number in range(cut, cut + count)]
 
@@ -146,15 +145,22 @@ def test_the_next_units_are_the_same(model: DuplexModel, lived: Lived, name: str
 
 def test_the_script_has_what_a_rebuild_can_get_wrong(lived: Lived) -> None:
     outputs = lived("sampled")
-    changes = [output.change for output in outputs]
+    changes = [rebuild_state.decode(output.state) for output in outputs]
+    assert changes == [output.change for output in outputs]
     assert any(change.interrupted_turn for change in changes)
     assert any(output.end_of_turn for output in outputs)
     replaced_or_dropped = [
-        output for output in outputs if not {*output.change.chosen_token_ids} <= {*output.token_ids}
+        output
+        for output, change in zip(outputs, changes, strict=True)
+        if not {*change.chosen_token_ids} <= {*output.token_ids}
     ]
     assert replaced_or_dropped
-    units = [output for output in outputs if output.audio_token_count == 25]
-    assert len({output.change.draw_count - 2 * len(output.token_ids) for output in units}) > 1
+    draw_counts = {
+        change.draw_count - 2 * len(output.token_ids)
+        for output, change in zip(outputs, changes, strict=True)
+        if output.audio_token_count == 25
+    }
+    assert len(draw_counts) > 1
 
 
 @pytest.mark.slow
@@ -174,12 +180,36 @@ def test_any_split_of_the_past_gives_the_same(
     assert_same_units(go_on(model, "sampled", 12, 2), outputs[12:14])
 
 
+def of_former_release(past: PastUnit) -> PastUnit:
+    """Return the past unit as an edge of release 0.1 sends it."""
+    return replace(past, state=b"", change=rebuild_state.decode(past.state))
+
+
+def test_units_of_the_former_release_are_rebuilt(model: DuplexModel, lived: Lived) -> None:
+    outputs = lived("sampled")
+    model.open(0, SAMPLED)
+    rebuild(model, 0, [of_former_release(past) for past in past_units(0, outputs[:6])])
+    assert_same_units(go_on(model, "sampled", 6, 2), outputs[6:8])
+
+
+@pytest.mark.parametrize("state", [b"", b"\x01", b"\xff", b"a state of another family"])
+def test_a_broken_state_is_refused(model: DuplexModel, lived: Lived, state: bytes) -> None:
+    past = past_units(0, lived("sampled")[:2])
+    past[1] = replace(past[1], state=state)
+    model.open(0, SAMPLED)
+    failure = model.rebuild(0, past)
+    assert isinstance(failure, UnitFailure)
+    assert (failure.reason, failure.field) == ("REBUILD_REFUSED", "rebuild_state")
+    assert "past unit 1" in failure.message
+
+
 def without_sound(past: PastUnit) -> PastUnit:
     return replace(past, unit=replace(past.unit, audio=np.zeros(SAMPLES, np.float32)))
 
 
 def without(past: PastUnit, **fields: Any) -> PastUnit:
-    return replace(past, change=replace(past.change, **fields))
+    change = replace(rebuild_state.decode(past.state), **fields)
+    return replace(past, state=rebuild_state.encode(change))
 
 
 @pytest.mark.slow
@@ -199,7 +229,7 @@ def test_a_past_that_lacks_something_goes_on_differently(
 
 def without_hidden_choices(past: PastUnit) -> PastUnit:
     """Leave out the choices that the unit's ids do not show: replaced ids and dropped words."""
-    chosen = past.change.chosen_token_ids
+    chosen = rebuild_state.decode(past.state).chosen_token_ids
     return without(past, chosen_token_ids=tuple(id_ for id_ in chosen if id_ in past.token_ids))
 
 
@@ -238,7 +268,7 @@ def test_a_past_without_what_the_ids_do_not_show_is_refused(
 def test_a_wrong_past_unit_is_refused(
     model: DuplexModel, lived: Lived, changed: dict[str, Any], reason: str, field: str
 ) -> None:
-    past = past_units(0, lived("sampled")[:2])
+    past = [of_former_release(unit) for unit in past_units(0, lived("sampled")[:2])]
     parts: list[tuple[str, Any]] = [("unit", past[1].unit), ("change", past[1].change)]
     own = {name: value for name, value in changed.items() if hasattr(past[1], name)}
     nested = {
@@ -285,7 +315,7 @@ def test_a_neighbour_does_not_notice_a_rebuild(model: DuplexModel, lived: Lived)
     model.close(0)
     model.open(0, script.options)
     model.open(1, SAMPLED)
-    beside: list[UnitOutput] = []
+    beside: list[RanUnit] = []
     for number in range(5):
         beside.append(run_unit(model, script.unit(0, number)))
         result = model.rebuild(1, past)

@@ -20,7 +20,7 @@ from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, DecodeMode, Unit, UnitOutput
+from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)

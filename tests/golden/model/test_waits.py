@@ -15,7 +15,7 @@ from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT
 from duplane.worker.models.minicpm_o.tts.talker import CHECK_STEPS
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput, WindowMode
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput, WindowMode
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 12 * UNIT)
@@ -79,7 +79,7 @@ def test_no_stage_waits_more_often_than_its_results_need(
     for second in range(5):
         frames = (FRAME,) if second % 2 else ()
         audio = TALK[second * UNIT :][:UNIT]
-        prepared = [model.prepare(Unit(slot, audio, second == 3, frames)) for slot in slots]
+        prepared = [model.preparer.unit(Unit(slot, audio, second == 3, frames)) for slot in slots]
         with ExitStack() as stack:
             syncs = stack.enter_context(SyncCount())
             outputs = list(model.step([unit for unit in prepared if isinstance(unit, Unit)]))

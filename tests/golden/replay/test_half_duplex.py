@@ -10,9 +10,10 @@ from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_clip
 from duplane.tools.replay.half_duplex import ANSWER_END, HalfDuplex, TextWindow
-from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatOptions, ChatOutput, ChatPart
+from duplane.worker.models.chat import ChatAudio, ChatOptions, ChatOutput, ChatPart
+from duplane.worker.models.minicpm_o.chat.prompt import answer_mark
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import DecodeMode, OptionError
+from duplane.worker.models.types import DecodeMode, OptionError
 
 USER = ChatAudio(read_clip(GOLDEN / "audio" / "user.wav"))
 OPTIONS = ChatOptions(decode_mode=DecodeMode.GREEDY, max_new_tokens=12, seed=0)
@@ -29,6 +30,7 @@ class Talk:
     half_duplex: HalfDuplex
     system: list[int] = field(default_factory=list[int])
     exchanges: list[list[int]] = field(default_factory=list[list[int]])
+    options: ChatOptions = OPTIONS
 
     @classmethod
     def begin(
@@ -36,13 +38,14 @@ class Talk:
     ) -> Talk:
         talk = HalfDuplex(model.chats, model.parts, slot, options, window=window)
         talk.instruct([SYSTEM])
-        return cls(model, slot, talk, list(talk.prompt.ids))
+        return cls(model, slot, talk, list(talk.prompt.ids), options=options)
 
     def say(self, *parts: ChatPart) -> int:
         """Feed an utterance and run the answer; return the context length after it."""
         end = self.model.tokens.encode(ANSWER_END)
         self.half_duplex.hear(parts)
-        ids = list(self.half_duplex.prompt.ids)
+        mark = answer_mark(self.model.tokens, self.options)
+        ids = [*self.half_duplex.prompt.ids, *mark]
         if not self.exchanges:
             ids = ids[len(self.system) :]
         elif ids[: len(end)] == end:

@@ -17,7 +17,7 @@ from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from duplane.worker.engine.scripted_model import Mark
+from duplane.worker.models.scripted.model import Mark
 
 
 @dataclass(frozen=True)

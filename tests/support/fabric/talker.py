@@ -15,7 +15,7 @@ import pybase64
 from support.fabric.real_fabric import Client, RealFabric, until
 from websockets.asyncio.client import connect
 
-from duplane.worker.engine.scripted_model import Mark
+from duplane.worker.models.scripted.model import Mark
 
 WAIT_S = 30.0
 

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import PastUnit, Rebuilt, Unit, UnitOutput
+from duplane.worker.models.types import PastUnit, Rebuilt, Unit, UnitOutput
 
 
-def run_unit(model: DuplexModel, unit: Unit) -> UnitOutput:
+@dataclass(frozen=True, kw_only=True)
+class RanUnit(UnitOutput):
+    """The output of a unit, with the unit."""
+
+    unit: Unit
+
+
+def run_unit(model: DuplexModel, unit: Unit) -> RanUnit:
     """Run and settle one unit."""
     (result,) = model.step([unit])
     assert isinstance(result, UnitOutput), result
     assert not model.settle([unit.slot])
-    return result
+    return RanUnit(**vars(result), unit=unit)
 
 
-def past_units(slot: int, outputs: Sequence[UnitOutput]) -> list[PastUnit]:
+def past_units(slot: int, outputs: Sequence[RanUnit]) -> list[PastUnit]:
     """Return outputs as past units for `slot`."""
     return [
         PastUnit(
             replace(output.unit, slot=slot, force_listen=False),
             output.token_ids,
-            output.change,
+            output.state,
             output.context_length,
         )
         for output in outputs

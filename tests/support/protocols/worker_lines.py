@@ -25,6 +25,7 @@ from support.worker.worker_harness import running_worker
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 
 WITHIN_S = 60.0  # the warm-up of a real model on a loaded machine takes several seconds
 
@@ -37,10 +38,10 @@ class SmallModel(ScriptedModel):
         self._model = model
 
     def load(self) -> Any:
-        return self._model
+        return self._model.preparer, WorkerModel(self._model)
 
-    def memory_used_bytes(self, model: Any) -> int:
-        return model.memory_bytes
+    def memory_used_bytes(self) -> int:
+        return self._model.memory_bytes
 
 
 def small_model(directory: Path) -> DuplexModel:

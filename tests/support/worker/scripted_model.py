@@ -16,14 +16,19 @@ import numpy as np
 from PIL.Image import Image
 from support.time_limits import WITHIN_S
 
-from duplane.fabric.v1 import registry_pb2
-from duplane.worker.engine import scripted_model
-from duplane.worker.engine.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedChat
-from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.chat import ChatOutput, ChatRequest
+from duplane.worker.models.interface import DeviceDescription, Model, Preparer
+from duplane.worker.models.scripted import model as scripted_model
+from duplane.worker.models.scripted.model import (
+    PROMPT_TOKENS,
+    UNIT_TOKENS,
+    ScriptedChat,
+    ScriptedConversation,
+    ScriptedPicture,
+)
+from duplane.worker.models.types import (
     ConversationOptions,
     Opened,
-    PreparedImage,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -34,7 +39,9 @@ __all__ = [
     "PROMPT_TOKENS",
     "UNIT_TOKENS",
     "ScriptedChat",
+    "ScriptedConversation",
     "ScriptedModel",
+    "ScriptedPicture",
     "answer_loud",
     "echo",
 ]
@@ -60,12 +67,13 @@ class ScriptedModel(scripted_model.ScriptedModel):
 
     def __init__(self, slot_count: int = 2, context_capacity: int = 8192) -> None:
         super().__init__(slot_count, context_capacity)
-        self.parameter_count = 42
+        self.constants = replace(self.constants, parameter_count=42)
         self.memory_bytes = BASE_MEMORY_BYTES
         self.device_error: Exception | None = None
         self.uses_tts_voice = False
         self.answer = answer_loud
         self.on_open: Callable[[int, ConversationOptions], None] = lambda slot, options: None
+        self.on_options: Callable[[ConversationOptions], None] = lambda options: None
         self.on_chat: Callable[[int, ChatRequest], Iterator[ChatOutput | UnitFailure]] = echo
         self.on_prepare: Callable[[ChatRequest], None] = lambda request: None
         self.chats: dict[int, ChatRequest] = {}
@@ -88,18 +96,18 @@ class ScriptedModel(scripted_model.ScriptedModel):
 
     # Implementation of `Device`.
 
-    def description(self) -> registry_pb2.Device:
-        return registry_pb2.Device(name="scripted")
+    def description(self) -> DeviceDescription:
+        return DeviceDescription("scripted")
 
-    def load(self) -> ScriptedModel:
+    def load(self) -> tuple[Preparer, Model]:
         self._check_thread()
-        return self
+        return self, self
 
     def check(self) -> None:
         if self.device_error is not None:
             raise self.device_error
 
-    def memory_used_bytes(self, model: object) -> int:
+    def memory_used_bytes(self) -> int:
         self._is_warm = True  # the worker calls this after its warm-up
         return self.memory_bytes
 
@@ -120,21 +128,25 @@ class ScriptedModel(scripted_model.ScriptedModel):
 
     # Implementation of `Model`.
 
-    def prepare_voice(self, options: ConversationOptions) -> None:
-        held = (self._thread, self._loop_thread)
-        self._check(threading.get_ident() not in held, "prepared on the device or loop thread")
-        self.prepared.append(options)
+    def conversation(self, options: ConversationOptions) -> ScriptedConversation:
+        if self._is_warm:
+            held = (self._thread, self._loop_thread)
+            self._check(threading.get_ident() not in held, "prepared on the device or loop thread")
+            self.prepared.append(options)
+        self.on_options(options)
+        return super().conversation(options)
 
-    def open(self, slot: int, options: ConversationOptions) -> Opened:
+    def open(self, slot: int, conversation: ScriptedConversation) -> Opened:
         self._check_thread()
         self._check(slot not in self._lengths, f"slot {slot} opened twice")
-        self.on_open(slot, options)
-        self.options[slot] = options
-        return super().open(slot, options)
+        self.on_open(slot, conversation.options)
+        self.options[slot] = conversation.options
+        return super().open(slot, conversation)
 
-    def prepare(self, unit: Unit) -> Unit | UnitFailure:
-        self._check(self._thread != threading.get_ident(), "prepared on the device thread")
-        return super().prepare(unit)
+    def unit(self, unit: Unit) -> Unit | UnitFailure:
+        is_held = self._is_warm and self._thread == threading.get_ident()
+        self._check(not is_held, "prepared on the device thread")
+        return super().unit(unit)
 
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
         self._check_thread()
@@ -159,18 +171,18 @@ class ScriptedModel(scripted_model.ScriptedModel):
             self._loop.call_soon_threadsafe(self._entered.set)
             self._gate.wait(2 * WITHIN_S)
 
-    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+    def picture(self, picture: Image, max_slices: int | None) -> ScriptedPicture:
         held = (self._thread, self._loop_thread)
         self._check(threading.get_ident() not in held, "cut on the device or loop thread")
-        return super().prepare_picture(picture, max_slices)
+        return super().picture(picture, max_slices)
 
-    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> ScriptedChat:
+    def chat(self, request: ChatRequest, check: Callable[[], None]) -> ScriptedChat:
         held = self._is_warm and self._thread == threading.get_ident()
         self._check(not held, "a chat prepared on the device thread")
         for _ in request.messages:
             check()
             self.on_prepare(request)
-        prepared = super().prepare_chat(request, check)
+        prepared = super().chat(request, check)
         return replace(prepared, uses_tts_voice=self.uses_tts_voice)
 
     def open_chat(self, slot: int, prepared: ScriptedChat) -> None:

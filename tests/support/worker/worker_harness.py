@@ -157,7 +157,7 @@ class Rig:
 
     async def all_free(self, *slots: int) -> None:
         """Wait until the worker has reported these slots as free (default: all slots)."""
-        wanted = slots or range(self.model.slot_count)
+        wanted = slots or range(self.model.constants.slot_count)
         await self.scheduler.until(
             lambda: all(
                 self.scheduler.report.slots[slot].state == registry_pb2.SLOT_STATE_FREE
@@ -297,7 +297,7 @@ async def running_worker(
             "checkpoint": Path("/nowhere"),
             "schedulers": (scheduler.address, *schedulers),
             "worker_id": WORKER_ID,
-            "slot_count": rig.model.slot_count,
+            "slot_count": rig.model.constants.slot_count,
             **settings,
         }
     )

@@ -17,6 +17,7 @@ from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.worker.admission import Admission
 from duplane.worker.metrics import WorkerMetrics
+from duplane.worker.models.scripted.model import ScriptedModel
 
 _INTRODUCTION = """\
 # Metrics
@@ -39,7 +40,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
     edge.observe_connections(lambda: (0, 0))
     edge.observe_journals(JournalSpace(0, 0))
-    worker = WorkerMetrics(Admission("", 0, ()), lambda: 0, 0)
+    worker = WorkerMetrics(Admission("", 0, ()), ScriptedModel(1).constants, lambda: 0, 0)
     found = {"edge": edge.registry, "scheduler": scheduler.registry, "worker": worker.registry}
     for role, registry in found.items():
         observe_spans(registry, role, None)

@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
-from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
 from training.corpus import flite
 from training.corpus.espeak import Speech, espeak
 from training.corpus.rooms import colour, normalise, reverberate

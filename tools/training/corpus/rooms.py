@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
 
 BANDS = 10
 MOST_DB = 10.0

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.types import FloatArray
 from training.domain import Exchange
 
 SAMPLES, TABLES, TEXTS = "samples.npy", "tables.npz", "texts.json"

@@ -15,9 +15,10 @@ import torch
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
-from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
+from duplane.worker.models.types import FloatArray
 from training.answers import speak_answer
 from training.domain import sums
 from training.evaluation.inputs import Runner, SessionInput

@@ -7,15 +7,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatMessage,
     ChatOptions,
     ChatRequest,
     ChatRole,
 )
+from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitFailure
+from duplane.worker.models.types import ConversationOptions, Unit, UnitFailure
 from training.evaluation.inputs import ChatInput, SessionInput
 from training.evaluation.scores import Answered
 
@@ -73,7 +73,7 @@ class ModelRunner:
         going = set(range(len(inputs)))
         try:
             for slot, one in enumerate(inputs):
-                model.open_chat(slot, model.prepare_chat(_chat_request(one)))
+                model.open_chat(slot, model.preparer.chat(_chat_request(one)))
             while going:
                 for output in model.chat_step(sorted(going)):
                     if isinstance(output, UnitFailure):

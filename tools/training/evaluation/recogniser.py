@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
-from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
 from training.corpus.espeak import SynthesisError
 from training.domain import DIGITS
 from training.evaluation.scores import Rate

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.types import FloatArray
 from training.answers import Spoken
 from training.corpus.store import Corpus
 from training.domain import HELD_OUT_WORDS, Exchange, draw_exchange

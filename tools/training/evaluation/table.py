@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.types import FloatArray
 from training.answers import speak_answer
 from training.corpus.recording import CorpusPlan, record_corpus
 from training.corpus.store import Corpus

@@ -26,7 +26,7 @@ from duplane.worker.models.minicpm_o.audio.whisper import (
 from duplane.worker.models.minicpm_o.llm.decoder import Attention, Decoder, GatedFeedForward
 from duplane.worker.models.minicpm_o.llm.kv_cache import Group, KVCache, Rows, causal_mask
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
-from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.types import FloatArray
 
 DEVICE = torch.device("cpu")
 MOST_ROWS = 1024

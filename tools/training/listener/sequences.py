@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from duplane.tools.checkpoint.text import PROSE
-from duplane.worker.models.minicpm_o.chat.chats import ANSWER_MARK, NO_THOUGHTS, SPEECH_MARK
+from duplane.worker.models.minicpm_o.chat.prompt import ANSWER_MARK, NO_THOUGHTS, SPEECH_MARK
 from training.domain import DIGITS, Exchange
 from training.listener.sessions import Decision, Session
 from training.vocabulary import Vocabulary

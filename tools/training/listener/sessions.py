@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL, UNIT_SAMPLES
-from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
 from training.answers import Spoken
 from training.corpus.rooms import noise
 from training.corpus.store import Corpus, Utterance

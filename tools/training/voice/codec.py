@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder.harmonic import TOKEN_FRAMES
+from duplane.worker.models.types import FloatArray
 from training.torch_calls import integers, split, transposed
 from training.voice.features import FRAME_WIDTH, MEL_BINS, frames_of
 

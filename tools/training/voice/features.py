@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE
 from duplane.worker.models.minicpm_o.vocoder.harmonic import FRAME
 from duplane.worker.models.minicpm_o.vocoder.voice import PROMPT_BINS, prompt_mel
+from duplane.worker.models.types import FloatArray
 
 MEL_BINS = PROMPT_BINS
 FRAME_WIDTH = MEL_BINS + 2

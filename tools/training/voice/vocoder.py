@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder.harmonic import FRAME, HarmonicConfig, HarmonicNetwork
+from duplane.worker.models.types import FloatArray
 from training.torch_calls import backward, length, seed_all, take_step
 from training.voice.codec import nearest, silence_token, token_features
 from training.voice.features import MEL_BINS

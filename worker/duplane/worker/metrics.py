@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.metrics_core import Metric
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
 from duplane.fabric.errors import Reason
 from duplane.fabric.kinds import KINDS_BY_NAME, kind_name
 from duplane.fabric.monitoring.metrics import (
     UNIT_BUCKETS_S,
-    UNIT_DEADLINE_S,
     Observed,
     counters,
     gauge,
@@ -23,7 +21,8 @@ from duplane.fabric.monitoring.metrics import (
 )
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.admission import Admission, SlotState
-from duplane.worker.models.minicpm_o.types import UnitOutput
+from duplane.worker.engine.events import AnsweredUnit
+from duplane.worker.models.interface import ModelConstants
 
 ROLE = "worker"
 OUTCOMES = ("listen", "speech", "failed", "dropped")
@@ -67,12 +66,17 @@ class WorkerMetrics:
     """
 
     def __init__(
-        self, admission: Admission, used_bytes: Callable[[], int], memory_bytes: int
+        self,
+        admission: Admission,
+        model: ModelConstants,
+        used_bytes: Callable[[], int],
+        memory_bytes: int,
     ) -> None:
         self.registry = registry = new_registry(ROLE)
         self.unit_count = 0
         self.latest_unit_times_s = deque[float](maxlen=_UNIT_TIMES_KEPT)
         self._admission = admission
+        self._model = model
         self._used_bytes = used_bytes
         self._memory_bytes = memory_bytes
         self._units = counters(
@@ -141,30 +145,31 @@ class WorkerMetrics:
         Observed(registry, self._observe)
 
     def unit(
-        self, output: UnitOutput, delta: session_pb2.Delta, stages_s: Mapping[str, float]
+        self, answered: AnsweredUnit, delta: session_pb2.Delta, stages_s: Mapping[str, float]
     ) -> None:
         """Count a unit with its delta. `stages_s` has the whole time under the key `total`."""
-        unit, total_s = output.unit, stages_s["total"]
+        record, output, total_s = answered.record, answered.output, stages_s["total"]
+        sample_count = record.unit.audio.size
         self.unit_count += 1
         self.latest_unit_times_s.append(total_s)
         outcome = "listen" if output.is_listen else "speech"
         self._units.of(ROLE, outcome).inc()
         self._unit_times.of(ROLE, outcome).observe(total_s)
-        if total_s > UNIT_DEADLINE_S:
+        if total_s > self._model.unit_s:
             self._late.inc()
         if delta.dropped_unit_count:
             self._units.of(ROLE, "dropped").inc(delta.dropped_unit_count)
-        self._batches.of("unit").observe(unit.batch_size)
+        self._batches.of("unit").observe(record.batch.size if record.batch else 1)
         for stage, seconds in stages_s.items():
             if seconds and stage != "total":
                 self._stages.of(stage).observe(seconds)
         self._count_tokens(delta.token_counts)
-        if unit.audio.size:
-            seconds = unit.audio.size / INPUT_RATE_HERTZ
+        if sample_count:
+            seconds = sample_count / self._model.input_hertz
             self._audio.of("input").inc(seconds)
-            self._factors.observe((total_s - (unit.started_s - unit.received_s)) / seconds)
+            self._factors.observe((total_s - (record.started_s - record.received_s)) / seconds)
         if output.audio.size:
-            self._audio.of("output").inc(output.audio.size / OUTPUT_RATE_HERTZ)
+            self._audio.of("output").inc(output.audio.size / self._model.output_hertz)
 
     def unit_failed(self) -> None:
         """Count a unit that has no output."""

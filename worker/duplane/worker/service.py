@@ -10,6 +10,7 @@ import sys
 
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
+from duplane.fabric.durations import to_duration
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
@@ -23,9 +24,9 @@ from duplane.fabric.v1 import (
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.attach import AttachedWorker, AttachLoop
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.interfaces import Device, DeviceLostError, Model
-from duplane.worker.engine.scripted_model import ScriptedDevice, ScriptedModel
 from duplane.worker.metrics import WorkerMetrics
+from duplane.worker.models.families import open_device
+from duplane.worker.models.interface import Device, DeviceLostError, LoadError, ModelConstants
 from duplane.worker.session.servicer import SessionServicer
 from duplane.worker.settings import WorkerSettings
 
@@ -50,7 +51,10 @@ async def serve(
     sessions end immediately. Raises FatalError if the device is lost.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    device = device or _open_device(settings)
+    try:
+        device = device or open_device(settings)
+    except LoadError as error:
+        raise process.StartError(str(error)) from error
     engine = DeviceThread(
         device,
         memory_tolerance_bytes=settings.memory_tolerance_bytes,
@@ -61,6 +65,8 @@ async def serve(
     try:
         if await _load(engine, shutdown):
             await Worker(settings, device, engine, tracer).serve(shutdown)
+    except LoadError as error:
+        raise process.StartError(str(error)) from error
     except ExceptionGroup as failures:
         if failures.subgroup(DeviceLostError):
             raise process.FatalError("the device is lost, and with it this worker") from None
@@ -68,24 +74,6 @@ async def serve(
     finally:
         await engine.stop()
         tracer.shutdown()
-
-
-def _open_device(settings: WorkerSettings) -> Device:
-    """Return the device with the checkpoint or with the scripted model."""
-    script = settings.script
-    if settings.checkpoint == "scripted":
-        model = ScriptedModel(
-            settings.slot_count,
-            settings.context_token_limit,
-            seed=script.scripted_seed,
-            unit_s=script.scripted_unit_s,
-        )
-        model.stage_s["settle"] = script.scripted_settle_s
-        model.stage_s["rebuild"] = script.scripted_rebuild_s
-        return ScriptedDevice(model)
-    from duplane.worker.engine.torch_device import TorchDevice  # a scripted model needs no torch
-
-    return TorchDevice(settings)
 
 
 async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
@@ -124,7 +112,10 @@ class Worker:
             settings.worker_id, engine.model.slot_count, _kinds(engine.model), self._on_change
         )
         self._metrics = WorkerMetrics(
-            self._admission, lambda: engine.memory_used_bytes, device.description().memory_bytes
+            self._admission,
+            engine.model,
+            lambda: engine.memory_used_bytes,
+            device.description().memory_bytes,
         )
         tracer.observe(self._metrics.registry)
         self._idle.set()
@@ -216,7 +207,7 @@ class Worker:
         await self._server.set_serving(not is_stuck)
 
     def _register(self) -> registry_pb2.Register:
-        model = self._engine.model
+        model, device = self._engine.model, self._device.description()
         return registry_pb2.Register(
             worker_id=self._settings.worker_id,
             incarnation=self._incarnation,
@@ -227,11 +218,20 @@ class Worker:
                 "device": self._settings.device.partition(":")[0],
                 **parse_labels(self._settings.labels, "labels"),
             },
-            device=self._device.description(),
+            device=registry_pb2.Device(
+                name=device.name,
+                description=device.description,
+                memory_bytes=device.memory_bytes,
+            ),
             model=model_pb2.Model(
                 name=model.name,
                 parameter_count=model.parameter_count,
                 context_token_limit=model.context_capacity,
+                digest=model.digest,
+                unit_duration=to_duration(model.unit_s),
+                input_rate_hertz=model.input_hertz,
+                output_rate_hertz=model.output_hertz,
+                accepts_pictures=model.accepts_pictures,
             ),
             kinds=self._admission.kinds,
             slots=slot_reports(self._admission),
@@ -239,10 +239,10 @@ class Worker:
         )
 
 
-def _kinds(model: Model) -> list[lease_pb2.SessionKind]:
+def _kinds(model: ModelConstants) -> list[lease_pb2.SessionKind]:
     """Return the session kinds that the model can serve."""
     kinds = [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
-    if model.sees_frames:
+    if model.accepts_pictures:
         kinds.append(lease_pb2.SESSION_KIND_OMNI_DUPLEX)
     if model.has_chat:
         kinds.append(lease_pb2.SESSION_KIND_CHAT)

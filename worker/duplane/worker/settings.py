@@ -49,7 +49,8 @@ class SessionLimits:
     max_pause_s: PositiveFloat = 3600.0
     """Longest pause in seconds; a longer pause is shortened to this."""
     max_unit_s: PositiveFloat = 2.0
-    """Maximum number of seconds of one unit; a longer unit fails with UNIT_TOO_LONG."""
+    """Maximum duration of one unit, as a multiple of the model's unit. For a model with units of
+    one second this is a number of seconds. A longer unit fails with UNIT_TOO_LONG."""
     frame_count: PositiveInt = 16
     """Maximum number of pictures of one unit; a unit with more fails with INVALID_FIELD."""
     max_frame_bytes: PositiveInt = 2 * 1024 * 1024
@@ -136,6 +137,10 @@ class WorkerSettings:
     """Checkpoint directory in the public format; or `scripted` for a model without weights, to
     test and measure the other processes. The scripted model answers a loud unit with a tone, and
     listens in a silent unit."""
+    family: str = ""
+    """Python module of the model's family, for a type of checkpoint that is not part of duplane.
+    `duplane.worker.models.interface` describes such a module. Default: the family that the
+    checkpoint's `model_type` names."""
     schedulers: Annotated[Names, Parameter("--scheduler")] = ("127.0.0.1:8010",)
     """Addresses of the schedulers, as HOST:PORT, separated by commas. The worker attaches to one of
     them; if this scheduler does not answer, the worker attaches to the next."""

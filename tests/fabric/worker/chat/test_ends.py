@@ -21,11 +21,11 @@ from support.worker.worker_harness import (
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import registry_pb2
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatOutput,
     ChatRequest,
 )
-from duplane.worker.models.minicpm_o.types import UnitFailure
+from duplane.worker.models.types import UnitFailure
 from duplane.worker.settings import SessionLimits
 
 

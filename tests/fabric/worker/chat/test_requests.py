@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.worker.scripted_model import PROMPT_TOKENS, ScriptedModel
@@ -15,14 +17,14 @@ from support.worker.worker_harness import (
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatRequest,
     ChatRole,
     Finish,
 )
-from duplane.worker.models.minicpm_o.types import DecodeMode, OptionError
+from duplane.worker.models.types import DecodeMode, OptionError
 from duplane.worker.settings import SessionLimits
 
 
@@ -203,7 +205,7 @@ async def test_a_worker_says_that_it_chats_and_one_without_chat_refuses() -> Non
     async with running_worker() as rig:
         assert lease_pb2.SESSION_KIND_CHAT in rig.scheduler.registers[-1].kinds
     model = ScriptedModel()
-    model.has_chat = False
+    model.constants = replace(model.constants, has_chat=False)
     async with running_worker(model) as rig:
         assert lease_pb2.SESSION_KIND_CHAT not in rig.scheduler.registers[-1].kinds
         assert (await chat_refusal(rig, asks())).reason is Reason.KIND_NOT_SERVED

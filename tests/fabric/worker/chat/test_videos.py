@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ import pytest_asyncio
 from PIL import Image
 from support.model.video_files import make_video
 from support.time_limits import WITHIN_S
-from support.worker.scripted_model import ScriptedModel
+from support.worker.scripted_model import ScriptedModel, ScriptedPicture
 from support.worker.worker_harness import Rig, running_worker
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatImage, ChatVideo
-from duplane.worker.models.minicpm_o.types import ImageError, PreparedImage
+from duplane.worker.models.chat import ChatAudio, ChatImage, ChatVideo
+from duplane.worker.models.types import ImageError
 from duplane.worker.settings import SessionLimits
 from duplane.worker.video import decoding as videos
 
@@ -117,9 +118,8 @@ async def test_more_stacked_pictures_than_the_model_knows_are_refused() -> None:
 
 async def test_the_pictures_of_all_videos_are_bounded_together() -> None:
     class Cutter(ScriptedModel):
-        def prepare_picture(self, picture: Image.Image, max_slices: int | None) -> PreparedImage:
-            super().prepare_picture(picture, max_slices)
-            return PreparedImage((None,) * 2, None, picture.size)  # pyright: ignore[reportArgumentType]  stands for tensors
+        def picture(self, picture: Image.Image, max_slices: int | None) -> ScriptedPicture:
+            return replace(super().picture(picture, max_slices), piece_count=2)
 
     async with running_worker(Cutter(), limits=SessionLimits(max_video_pieces=7)) as rig:
         error = await refusal(rig, asks(VIDEO, VIDEO))
@@ -221,7 +221,7 @@ async def test_memory_is_bounded() -> None:
 
 async def test_a_picture_that_the_model_cannot_see_is_named() -> None:
     class Blind(ScriptedModel):
-        def prepare_picture(self, picture: Image.Image, max_slices: int | None) -> PreparedImage:
+        def picture(self, picture: Image.Image, max_slices: int | None) -> ScriptedPicture:
             raise ImageError("this checkpoint does not see")
 
     async with running_worker(Blind()) as rig:

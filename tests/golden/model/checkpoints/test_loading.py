@@ -15,7 +15,7 @@ from support.paths import GOLDEN
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, DecodeMode, Unit
+from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit
 
 AUDIO = GOLDEN / "audio"
 UNIT = 16_000

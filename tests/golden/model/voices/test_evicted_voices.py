@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.model.past_units import past_units, rebuild, run_unit
+from support.model.past_units import RanUnit, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)
@@ -116,7 +116,7 @@ def test_a_rebuild_computes_the_prompt_at_most_once_in_a_share(
 ) -> None:
     """A rebuild continues a conversation that awaits its voice, and leaves none that awaits it."""
     options = ConversationOptions(seed=1, force_listen_count=0)
-    outputs: list[UnitOutput] = []
+    outputs: list[RanUnit] = []
     model.open(1, options)
     for number in range(UNITS):
         outputs.append(run_unit(model, unit(1, number)))

@@ -14,12 +14,7 @@ from duplane.tools.bench.peaks import measure_peaks
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
-    ConversationOptions,
-    Unit,
-    UnitFailure,
-    UnitOutput,
-)
+from duplane.worker.models.types import ConversationOptions, Unit, UnitFailure, UnitOutput
 
 pytestmark = pytest.mark.slow
 

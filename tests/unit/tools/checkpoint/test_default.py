@@ -11,7 +11,7 @@ from duplane.tools.talk.client import read_sound
 from duplane.tools.talk.duplex import SAMPLE
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,

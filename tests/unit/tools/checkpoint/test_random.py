@@ -17,7 +17,7 @@ from support.test_checkpoint.build import build_test_checkpoint
 
 from duplane.tools.checkpoint.text import SPOKEN
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,

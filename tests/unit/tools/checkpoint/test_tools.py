@@ -31,7 +31,7 @@ from duplane.tools.checkpoint.random_weights import (
 )
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
-from duplane.worker.models.minicpm_o.types import Unit
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.types import Unit
 
 SILENCE = np.zeros(4, np.float32)
 
 
-def unit(sequence: int, *, force_listen: bool = False) -> Unit:
-    return Unit(0, SILENCE, force_listen, sequence=sequence)
+def unit(sequence: int, *, force_listen: bool = False) -> UnitRecord:
+    return UnitRecord(Unit(0, SILENCE, force_listen, sequence=sequence))
 
 
 def refusal(sequence: int) -> FailedUnit:
@@ -22,9 +23,7 @@ def refusal(sequence: int) -> FailedUnit:
 
 
 def drain(inbox: Inbox) -> list[Entry]:
-    entries = list(inbox.entries)
-    inbox.entries.clear()
-    return entries
+    return [inbox.take() for _ in range(len(inbox.entries))]
 
 
 def test_units_come_out_in_order() -> None:
@@ -40,11 +39,11 @@ def test_the_oldest_unit_makes_room_for_the_newest() -> None:
     for sequence in range(5):
         inbox.put(unit(sequence))
     inbox.put(refusal(5))
-    kept = [entry for entry in drain(inbox) if isinstance(entry, Unit)]
+    kept = [entry for entry in drain(inbox) if isinstance(entry, UnitRecord)]
     assert [(entry.sequence, entry.dropped_count) for entry in kept] == [(3, 3), (4, 3)]
     assert inbox.dropped_count == 3
     inbox.put(unit(6))
-    assert [entry.dropped_count for entry in drain(inbox) if isinstance(entry, Unit)] == [3]
+    assert [entry.dropped_count for entry in drain(inbox) if isinstance(entry, UnitRecord)] == [3]
 
 
 def test_an_interruption_passes_from_a_dropped_unit_to_the_next_and_no_further() -> None:
@@ -52,7 +51,7 @@ def test_an_interruption_passes_from_a_dropped_unit_to_the_next_and_no_further()
     inbox.put(unit(0, force_listen=True))
     for sequence in (1, 2, 3):
         inbox.put(unit(sequence))
-    listens = [entry.force_listen for entry in drain(inbox) if isinstance(entry, Unit)]
+    listens = [entry.unit.force_listen for entry in drain(inbox) if isinstance(entry, UnitRecord)]
     assert listens == [True, False]
 
 
@@ -63,8 +62,8 @@ def test_an_interruption_waits_behind_an_answer_that_is_owed() -> None:
     inbox.put(unit(2))
     answer, kept = drain(inbox)
     assert answer == refusal(1)
-    assert isinstance(kept, Unit)
-    assert kept.force_listen
+    assert isinstance(kept, UnitRecord)
+    assert kept.unit.force_listen
 
 
 def test_garbage_pushes_out_no_unit() -> None:
@@ -98,7 +97,7 @@ def test_every_entry_comes_out_once_in_order_or_is_counted(capacity: int, steps:
     for step in steps:
         if step == "take":
             if inbox.entries:
-                taken.append(inbox.entries.popleft())
+                taken.append(inbox.take())
             continue
         inbox.put(refusal(put) if step == "bad" else unit(put, force_listen=step == "listen"))
         put += 1

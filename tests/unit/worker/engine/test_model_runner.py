@@ -3,42 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
 import pytest
-from support.worker.scripted_model import ScriptedChat, ScriptedModel, answer_loud
+from support.worker.scripted_model import (
+    ScriptedChat,
+    ScriptedConversation,
+    ScriptedModel,
+    answer_loud,
+)
 
-from duplane.worker.engine.events import Event, FailedUnit, Lost, OpenRefused
-from duplane.worker.engine.interfaces import DeviceLostError
+from duplane.worker.engine.events import AnsweredUnit, Event, FailedUnit, Lost, RebuildRefused
+from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatImage, ChatOutput, ChatRequest
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.engine.round import choose
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.models.chat import ChatAudio, ChatImage, ChatOutput, ChatRequest
+from duplane.worker.models.interface import (
+    Continue,
+    DeviceLostError,
+    Item,
+    Open,
+    Part,
+    Result,
+    StartChat,
+    Unfinished,
+    VoiceReady,
+)
+from duplane.worker.models.minicpm_o.vision.preprocessing import decode_image
+from duplane.worker.models.types import (
     ConversationOptions,
     Opened,
     OptionError,
+    PastUnit,
     Unit,
     UnitFailure,
     UnitOutput,
 )
-from duplane.worker.models.minicpm_o.vision.preprocessing import decode_image
 
 ROWS = 100
 
 
 class Log:
-    """A runner of a scripted model, and all events that it has posted."""
+    """A runner of a scripted model in rounds, and all events that it has posted."""
 
-    def __init__(self, *slots: int) -> None:
-        self.model = ScriptedModel(slot_count=4)
+    def __init__(self, *slots: int, model: ScriptedModel | None = None) -> None:
+        self.model = model or ScriptedModel(slot_count=4)
         self.events: list[tuple[int, Event]] = []
+        self.batches: list[BatchRecord] = []
+        self.channels: dict[int, SlotChannel] = {}
         self.runner = ModelRunner(
-            self.model, 100, lambda slot, event: self.events.append((slot, event))
+            self.model,
+            100,
+            self.channels,
+            lambda channel, event: self.events.append((channel.slot, event)),
+            on_batch=self.batches.append,
         )
         for slot in slots:
-            self.runner.open(slot, ConversationOptions())
-            assert self.runner.feed_prompt(ROWS) == slot
+            self.open(slot)
+            self.round()
+        assert [type(event) for _, event in self.events] == [Opened] * len(slots)
         self.events.clear()
+
+    def attach(self, slot: int) -> SlotChannel:
+        return self.channels.setdefault(slot, SlotChannel(slot, Inbox(), lambda event: None))
+
+    def open(self, slot: int) -> None:
+        channel = self.attach(slot)
+        channel.next = Open(slot, ScriptedConversation(ConversationOptions()))
+        channel.since = len(self.channels)
+
+    def chat(self, slot: int) -> None:
+        channel = self.attach(slot)
+        channel.next = StartChat(slot, ScriptedChat(ChatRequest(()), 1))
+        channel.credit = 1
+
+    def round(self) -> None:
+        for launch in choose(self.channels.values(), ROWS).launches:
+            self.runner.advance(launch)
+
+    def run_units(self, units: Sequence[Unit]) -> set[int]:
+        """Run a round with these units. Return the slots that then take no more units."""
+        before = {slot for slot, channel in self.channels.items() if channel.is_ready}
+        for unit in units:
+            self.channels[unit.slot].inbox.put(UnitRecord(unit))
+        self.round()
+        return {slot for slot in before if not self.channels[slot].is_ready}
+
+    def close(self, slot: int) -> bool:
+        self.channels.pop(slot, None)
+        return self.runner.close(slot)
 
     def kinds(self) -> list[tuple[int, type]]:
         return [(slot, type(event)) for slot, event in self.events]
@@ -65,15 +122,15 @@ async def test_a_model_without_a_voice_is_tried_in_words() -> None:
 
     model = ScriptedModel()
     model.on_prepare = refuse
-    ModelRunner(model, 100, lambda slot, event: None)
+    ModelRunner(model, 100, {}, lambda channel, event: None)
     assert not model.chats[0].options.generate_audio
     assert model.is_clean(0)
 
 
 async def test_a_model_that_does_not_chat_is_not_asked_to() -> None:
     model = ScriptedModel()
-    model.has_chat = False
-    ModelRunner(model, 100, lambda slot, event: None)
+    model.constants = replace(model.constants, has_chat=False)
+    ModelRunner(model, 100, {}, lambda channel, event: None)
     assert model.chats == {}
 
 
@@ -84,15 +141,17 @@ async def test_a_model_that_fails_on_a_chat_never_gets_ready() -> None:
     model = ScriptedModel()
     model.on_chat = fail
     with pytest.raises(RuntimeError, match="fails on a chat"):
-        ModelRunner(model, 100, lambda slot, event: None)
+        ModelRunner(model, 100, {}, lambda channel, event: None)
 
 
 async def test_outputs_are_posted_as_they_come_and_all_is_settled() -> None:
     log = Log(0, 2)
-    assert log.runner.run_units([taken(0), taken(2, 0.5)]) == set()
-    assert log.kinds() == [(0, UnitOutput), (2, UnitOutput)]
-    assert all(isinstance(e, UnitOutput) and e.unit.batch_size == 2 for _, e in log.events)
-    assert log.runner.run_units([taken(0), taken(2)]) == set()
+    assert log.run_units([taken(0), taken(2, 0.5)]) == set()
+    assert log.kinds() == [(0, AnsweredUnit), (2, AnsweredUnit)]
+    records = [event.record for _, event in log.events if isinstance(event, AnsweredUnit)]
+    assert [record.batch for record in records] == log.batches * 2
+    assert log.batches[0].size == 2
+    assert log.run_units([taken(0), taken(2)]) == set()
     assert log.model.violations == []
 
 
@@ -105,9 +164,9 @@ async def test_a_step_that_raises_loses_all_its_conversations() -> None:
         return answer_loud(unit, length)
 
     log.model.answer = answer
-    assert log.runner.run_units([taken(0), taken(1)]) == {0, 1}
-    assert log.kinds() == [(0, UnitOutput), (0, Lost), (1, Lost)]
-    assert log.runner.run_units([taken(2)]) == set()
+    assert log.run_units([taken(0), taken(1)]) == {0, 1}
+    assert log.kinds() == [(0, AnsweredUnit), (0, Lost), (1, Lost)]
+    assert log.run_units([taken(2)]) == set()
 
 
 async def test_a_unit_that_is_left_without_an_answer_loses_the_round() -> None:
@@ -118,7 +177,7 @@ async def test_a_unit_that_is_left_without_an_answer_loses_the_round() -> None:
         yield from step(units[:1])
 
     log.model.step = forget
-    assert log.runner.run_units([taken(0), taken(1)]) == {0, 1}
+    assert log.run_units([taken(0), taken(1)]) == {0, 1}
 
 
 async def test_a_settle_that_raises_loses_the_round() -> None:
@@ -128,15 +187,15 @@ async def test_a_settle_that_raises_loses_the_round() -> None:
         raise RuntimeError("no")
 
     log.model.settle = fail
-    assert log.runner.run_units([taken(0)]) == {0}
-    assert log.kinds() == [(0, UnitOutput), (0, Lost)]
+    assert log.run_units([taken(0)]) == {0}
+    assert log.kinds() == [(0, AnsweredUnit), (0, Lost)]
 
 
 async def test_a_slot_that_cannot_be_settled_is_lost_and_no_other() -> None:
     log = Log(0, 1)
     log.model.settle = lambda slots: [UnitFailure(1, "STAGE_FAILED", "no", True)]
-    assert log.runner.run_units([taken(0), taken(1)]) == {1}
-    assert log.kinds() == [(0, UnitOutput), (1, UnitOutput), (1, Lost)]
+    assert log.run_units([taken(0), taken(1)]) == {1}
+    assert log.kinds() == [(0, AnsweredUnit), (1, AnsweredUnit), (1, Lost)]
 
 
 @pytest.mark.parametrize("is_fatal", [False, True])
@@ -149,91 +208,122 @@ async def test_only_a_fatal_failure_loses_its_conversation(is_fatal: bool) -> No
         return answer_loud(unit, length)
 
     log.model.answer = answer
-    assert log.runner.run_units([taken(0), taken(1)]) == ({1} if is_fatal else set())
-    assert log.kinds() == [(0, UnitOutput), (1, FailedUnit)]
+    assert log.run_units([taken(0), taken(1)]) == ({1} if is_fatal else set())
+    assert log.kinds() == [(0, AnsweredUnit), (1, FailedUnit)]
 
 
-@pytest.mark.parametrize(
-    ("error", "event"), [(OptionError("top_k", "is odd"), OpenRefused), (MemoryError(), Lost)]
-)
-async def test_an_open_that_raises_is_reported(error: Exception, event: type) -> None:
+async def test_an_open_that_raises_is_reported() -> None:
     log = Log()
 
     def fail(slot: int, options: ConversationOptions) -> None:
-        raise error
+        raise MemoryError
 
     log.model.on_open = fail
-    log.runner.open(1, ConversationOptions())
-    assert not log.runner.opening
-    assert log.kinds() == [(1, event)]
+    log.open(1)
+    log.round()
+    assert log.kinds() == [(1, Lost)]
     log.model.on_open = lambda slot, options: None
-    assert log.runner.close(1)
-    log.runner.open(1, ConversationOptions())
-    assert log.runner.feed_prompt(ROWS) == 1
+    assert log.close(1)
+    log.open(1)
+    log.round()
     assert log.kinds()[-1] == (1, Opened)
 
 
-async def test_a_prompt_is_fed_in_parts_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log()
-    left, fed = {0: 2 * ROWS + 1, 1: 1, 2: 1}, list[int]()
-    opened = Opened(1, (), has_window=False)
+class SlowModel(ScriptedModel):
+    """A model whose prompts need several calls, and whose conversations in `awaited` need a voice.
 
-    def feed_prompt(slot: int, row_count: int) -> Opened | None:
-        fed.append(slot)
-        left[slot] -= row_count
-        return None if left[slot] > 0 else opened
+    `fed` and `started` have the slots in the order of the calls.
+    """
 
-    monkeypatch.setattr(log.model, "feed_prompt", feed_prompt)
-    for slot in left:
-        log.runner.open(slot, ConversationOptions())
-    assert log.runner.close(1)
-    found = [log.runner.feed_prompt(ROWS) for _ in range(4)]
-    assert (found, fed) == ([None, None, 0, 2], [0, 0, 0, 2])
-    assert log.events == [(0, opened), (2, opened)]
-    assert not log.runner.opening
+    def __init__(self) -> None:
+        super().__init__(slot_count=4)
+        self.left: dict[int, int] = {}  # rows of prompts
+        self.fed: list[int] = []
+        self.awaited: set[int] = set()
+        self.started: list[int] = []
+        self.is_broken = False
+
+    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+        (item, *others) = items
+        match item:
+            case Continue(part=Part.PROMPT) if self.is_broken:
+                raise RuntimeError("no")
+            case Open() | Continue(part=Part.PROMPT) if item.slot in self.left:
+                self.fed += [item.slot] if row_budget else []
+                self.left[item.slot] -= row_budget
+                left = self.left[item.slot]
+                yield Unfinished(item.slot, Part.PROMPT, left) if left > 0 else Opened(item.slot, 1)
+            case Continue(part=Part.VOICE) if self.is_broken:
+                raise RuntimeError("no")
+            case Continue(part=Part.VOICE):
+                self.started.append(item.slot)
+                self.awaited.discard(item.slot)
+                yield VoiceReady(item.slot)
+            case _:
+                yield from super().advance([item, *others], row_budget)
+                for unit in (item, *others):
+                    if unit.slot in self.awaited:
+                        yield Unfinished(unit.slot, Part.VOICE, 1)
 
 
-async def test_a_prompt_that_fails_loses_its_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(slot: int, row_count: int) -> NoReturn:
-        raise RuntimeError("no")
+async def test_a_prompt_is_fed_in_parts_oldest_first() -> None:
+    model = SlowModel()
+    log = Log(model=model)
+    model.left = {0: 2 * ROWS + 1, 1: 1, 2: 1}
+    for slot in range(3):
+        log.open(slot)
+    log.round()
+    assert log.close(1)
+    for _ in range(4):
+        log.round()
+    assert model.fed == [0, 0, 0, 2]
+    assert log.kinds() == [(0, Opened), (2, Opened)]
+    assert all(channel.next is None for channel in log.channels.values())
 
-    log = Log()
-    monkeypatch.setattr(log.model, "feed_prompt", fail)
-    log.runner.open(0, ConversationOptions())
-    assert log.runner.feed_prompt(ROWS) is None
+
+async def test_a_prompt_that_fails_loses_its_conversation() -> None:
+    model = SlowModel()
+    log = Log(model=model)
+    model.left = {0: 2 * ROWS}
+    log.open(0)
+    log.round()
+    model.is_broken = True
+    log.round()
     assert log.kinds() == [(0, Lost)]
-    assert not log.runner.opening
-    assert log.runner.close(0)
+    log.round()
+    assert log.kinds() == [(0, Lost)]
+    assert log.close(0)
 
 
-async def test_the_voice_that_was_awaited_first_is_computed_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log, started, awaited = Log(0, 1, 2, 3), list[int](), {1, 2}
-    monkeypatch.setattr(log.model, "awaits_voice", awaited.__contains__)
-    monkeypatch.setattr(log.model, "start_turn", started.append)
-    assert not log.runner.run_units([taken(2), taken(0), taken(1)])
-    awaited.add(0)
-    assert not log.runner.run_units([taken(0)])
-    assert log.runner.close(2)
-    assert [log.runner.start_turn() for _ in range(2)] == [set(), set()]
-    assert started == [1, 0]
-    assert not log.runner.awaiting_voice
+async def test_the_voice_that_was_awaited_first_is_computed_first() -> None:
+    model = SlowModel()
+    log = Log(0, 1, 2, 3, model=model)
+    model.awaited = {1, 2}
+    log.run_units([taken(2), taken(0), taken(1)])
+    model.awaited.add(0)
+    log.run_units([taken(0), taken(2)])
+    assert [slot for slot, _ in log.events] == [0, 1, 2, 0], "slot 2 waits for its voice"
+    assert model.started == [1]
+    assert log.close(2)
+    log.round()
+    log.round()
+    assert model.started == [1, 0]
 
 
-async def test_a_voice_that_cannot_be_computed_loses_its_conversation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(slot: int) -> NoReturn:
-        raise RuntimeError("no")
+async def test_a_voice_that_cannot_be_computed_loses_its_conversation() -> None:
+    model = SlowModel()
+    log = Log(0, model=model)
+    model.awaited, model.is_broken = {0}, True
+    assert log.run_units([taken(0)]) == set()
+    assert log.run_units([]) == {0}
+    assert log.kinds() == [(0, AnsweredUnit), (0, Lost)]
 
+
+async def test_a_rebuild_that_is_refused_loses_its_conversation() -> None:
     log = Log(0)
-    monkeypatch.setattr(log.model, "awaits_voice", lambda slot: True)
-    monkeypatch.setattr(log.model, "start_turn", fail)
-    log.runner.run_units([taken(0)])
-    assert log.runner.start_turn() == {0}
-    assert log.kinds()[-1] == (0, Lost)
-    assert not log.runner.awaiting_voice
+    log.channels[0].past_units = [PastUnit(taken(0), (), b"", 0)]
+    assert log.run_units([]) == {0}
+    assert log.kinds() == [(0, RebuildRefused)]
 
 
 def break_device(log: Log) -> None:
@@ -249,7 +339,7 @@ async def test_a_step_that_raises_on_a_lost_device_ends_the_thread() -> None:
 
     log.model.answer = answer
     with pytest.raises(DeviceLostError, match="illegal memory access"):
-        log.runner.run_units([taken(0), taken(1)])
+        log.run_units([taken(0), taken(1)])
     assert sorted(log.kinds(), key=lambda kind: kind[0]) == [(0, Lost), (1, Lost)]
 
 
@@ -262,51 +352,57 @@ async def test_a_fatal_failure_of_one_unit_on_a_lost_device_ends_the_thread() ->
 
     log.model.answer = answer
     with pytest.raises(DeviceLostError):
-        log.runner.run_units([taken(0)])
+        log.run_units([taken(0)])
 
 
-@pytest.mark.parametrize(
-    "call", ["open", "feed_prompt", "start_turn", "open_chat", "run_chats", "close"]
-)
+@pytest.mark.parametrize("call", ["open", "voice", "start_chat", "chat", "rebuild", "close"])
 async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(0)
+    log.chat(2)
+    log.round()
 
     def fail(*_: object) -> NoReturn:
         break_device(log)
         raise RuntimeError("CUDA error")
 
-    log.runner.opening.append(2)
-    log.runner.awaiting_voice.append(0)
-    for name in ("begin", "feed_prompt", "start_turn", "open_chat", "chat_step", "close"):
+    for name in ("advance", "close"):
         monkeypatch.setattr(log.model, name, fail)
-    calls = {
-        "open": lambda: log.runner.open(1, ConversationOptions()),
-        "feed_prompt": lambda: log.runner.feed_prompt(ROWS),
-        "start_turn": log.runner.start_turn,
-        "open_chat": lambda: log.runner.open_chat(1, ScriptedChat(ChatRequest(()), 1)),
-        "run_chats": lambda: log.runner.run_chats([1]),
-        "close": lambda: log.runner.close(0),
-    }
+    log.channels[2].credit = 0
+    match call:
+        case "open":
+            log.open(1)
+        case "voice":
+            log.channels[0].next = Continue(0, Part.VOICE, 1)
+        case "start_chat":
+            log.chat(1)
+        case "chat":
+            log.channels[2].credit = 1
+        case "rebuild":
+            log.channels[0].past_units = []
+        case _:
+            with pytest.raises(DeviceLostError):
+                log.close(0)
+            return
     with pytest.raises(DeviceLostError):
-        calls[call]()
+        log.round()
 
 
 async def test_memory_of_another_conversation_breaks_no_slot() -> None:
     log = Log(0, 1, 2)
     log.model.memory_bytes += 1_000_000  # allocated by the conversation in slot 2
-    assert log.runner.close(0)
-    assert log.runner.close(1)
-    assert not log.runner.close(2), "nobody is left who could use the memory"
+    assert log.close(0)
+    assert log.close(1)
+    assert not log.close(2), "nobody is left who could use the memory"
     log.model.memory_bytes -= 1_000_000
-    assert log.runner.close(2), "a slot that was broken is clean at a later check"
+    assert log.close(2), "a slot that was broken is clean at a later check"
 
 
 async def test_memory_may_grow_by_the_tolerance_and_no_more() -> None:
     log = Log(0, 1)
     log.model.memory_bytes += 100
-    assert log.runner.close(0)
+    assert log.close(0)
     log.model.memory_bytes += 1
-    assert not log.runner.close(1)
+    assert not log.close(1)
     assert log.runner.memory_used_bytes == log.model.memory_bytes
 
 
@@ -320,8 +416,8 @@ async def test_a_model_that_sees_is_warmed_up_with_a_picture_it_can_show() -> No
 
     for sees_frames in (True, False):
         model = Watched()
-        model.sees_frames = sees_frames
-        ModelRunner(model, 100, lambda slot, event: None)
+        model.constants = replace(model.constants, accepts_pictures=sees_frames)
+        ModelRunner(model, 100, {}, lambda channel, event: None)
     with_frames, without = shown[:3], shown[3:]
     pictures = [frame for unit in with_frames for frame in unit.frames if isinstance(frame, bytes)]
     assert [decode_image(picture).size for picture in pictures] == [(1, 1)] * 3

@@ -5,23 +5,38 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
 import pytest
 
-from duplane.fabric.v1 import registry_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.scripted_model import ScriptedModel
-from duplane.worker.models.minicpm_o.chat.types import ChatOptions, ChatOutput, ChatRequest
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.chat import ChatOptions, ChatOutput, ChatRequest
+from duplane.worker.models.interface import (
+    Continue,
+    DeviceDescription,
+    Item,
+    Model,
+    Open,
+    Part,
+    Preparer,
+    Rebuild,
+    Result,
+    RunUnit,
+    StartChat,
+    Unfinished,
+    VoiceReady,
+)
+from duplane.worker.models.scripted.model import ScriptedModel
+from duplane.worker.models.types import (
     ConversationOptions,
     Opened,
     PastUnit,
     Rebuilt,
-    StateChange,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -36,7 +51,7 @@ PICTURES = {0: 40, 1: 3, 2: 1}
 VOICES = range(3, 12)  # slots whose voices are no longer cached when a turn ends
 CHAT, REBUILDING, NEW = 30, 31, range(32, SLOTS)
 SECOND_OF_SOUND = np.zeros(16_000, np.float32)
-# The longest time of a round's units, and of a round: see the docstring of `batching`.
+# The longest time of a round's units, and of a round: see the docstring of `round`.
 UNITS_S = (SLOTS * AUDIO_ROWS + ROWS_PER_ROUND) * ROW_S
 ROUND_S = UNITS_S + (ROWS_PER_ROUND + 2 * SHARE_ROWS) * ROW_S + 3 * VOICE_S
 
@@ -50,18 +65,19 @@ class TimedModel(ScriptedModel):
         self.answered_s: dict[int, float] = {}
         self.opened_s: dict[int, float] = {}
         self._left: dict[int, int] = {}  # rows of prompts
-        self._fed: dict[int, int] = {}  # pictures of begun units
+        self._begun: dict[int, Unit] = {}  # units of which some pictures are fed
+        self._fed: dict[int, int] = {}  # their numbers of fed pictures
         self._awaiting: set[int] = set()
         self._turns = random.Random(0)
         self.turn_ends: list[int] = []  # number in each round that ends turns
 
-    def description(self) -> registry_pb2.Device:
-        return registry_pb2.Device()
+    def description(self) -> DeviceDescription:
+        return DeviceDescription("simulated")
 
-    def load(self) -> TimedModel:
-        return self
+    def load(self) -> tuple[Preparer, Model]:
+        return self, self
 
-    def memory_used_bytes(self, model: object) -> int:
+    def memory_used_bytes(self) -> int:
         return 0
 
     def check(self) -> None: ...
@@ -72,26 +88,62 @@ class TimedModel(ScriptedModel):
     def row_count(self, unit: Unit) -> int:
         return AUDIO_ROWS + PICTURE_ROWS * len(unit.frames)
 
-    def begin(self, slot: int, options: ConversationOptions) -> None:
-        self.now_s += VOICE_S
-        self._left[slot] = PROMPT_ROWS if slot in NEW else 0
+    def unit(self, unit: Unit) -> Unit:
+        return replace(unit, rows=self.row_count(unit))
 
-    def feed_prompt(self, slot: int, row_count: int) -> Opened | None:
+    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+        units: list[Unit] = []
+        for item in items:
+            if isinstance(item, RunUnit):
+                self._begun[item.slot] = item.unit
+            if not isinstance(item, RunUnit) and not _sees(item):
+                yield from self._advance_alone(item, row_budget)
+            elif item.rows > row_budget:
+                yield self.feed_ahead(self._begun[item.slot], row_budget)
+            else:
+                units.append(self._begun.pop(item.slot))
+        yield from self.step(units)
+        for unit in units:
+            if unit.slot in self._awaiting:
+                yield Unfinished(unit.slot, Part.VOICE, 1)
+
+    def _advance_alone(self, item: Item, row_budget: int) -> Iterator[Result]:
+        match item:
+            case Open():
+                self.now_s += VOICE_S
+                self._left[item.slot] = PROMPT_ROWS if item.slot in NEW else 0
+                yield self.feed_prompt(item.slot, row_budget)
+            case StartChat():
+                self.now_s += VOICE_S
+                yield from super().advance([item], row_budget)
+            case Continue(part=Part.PROMPT):
+                yield self.feed_prompt(item.slot, row_budget)
+            case Continue(part=Part.VOICE):
+                self.start_turn(item.slot)
+                yield VoiceReady(item.slot)
+            case Rebuild():
+                yield self.rebuild(item.slot, item.units)
+            case _:
+                yield from self.chat_step([item.slot])
+
+    def feed_prompt(self, slot: int, row_count: int) -> Result:
         rows = min(row_count, self._left[slot])
         self.pass_rows(rows)
         self._left[slot] -= rows
         if self._left[slot]:
-            return None
+            return Unfinished(slot, Part.PROMPT, self._left[slot])
         self.opened_s[slot] = self.now_s
-        return Opened(PROMPT_ROWS)
+        return Opened(slot, PROMPT_ROWS)
 
-    def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
+    def feed_ahead(self, unit: Unit, row_count: int) -> Result:
         fed = self._fed.get(unit.slot, 0)
         count = min(max(1, row_count // PICTURE_ROWS), len(unit.frames) - 1 - fed)
         self.pass_rows(count * PICTURE_ROWS)
         self._fed[unit.slot] = fed + count
         left = self.row_count(unit) - (fed + count) * PICTURE_ROWS
-        return left if fed + count + 1 < len(unit.frames) else min(left, row_count)
+        if fed + count + 1 == len(unit.frames):
+            left = min(left, row_count)
+        return Unfinished(unit.slot, Part.PICTURES, left)
 
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
         for unit in units:
@@ -105,9 +157,6 @@ class TimedModel(ScriptedModel):
         ended = {unit.slot for unit in units if unit.slot in VOICES and self._turns.random() < 0.5}
         self._awaiting |= ended
         self.turn_ends += [len(ended)] if ended else []
-
-    def awaits_voice(self, slot: int) -> bool:
-        return slot in self._awaiting
 
     def start_turn(self, slot: int) -> None:
         self._awaiting.remove(slot)
@@ -125,7 +174,12 @@ class TimedModel(ScriptedModel):
         return super().chat_step(slots)
 
 
-def arrivals(draw: random.Random) -> list[Unit]:
+def _sees(item: Item) -> bool:
+    """Return whether an item continues a unit with pictures."""
+    return isinstance(item, Continue) and item.part is Part.PICTURES
+
+
+def arrivals(draw: random.Random, model: TimedModel) -> list[UnitRecord]:
     """Return one unit per second and conversation, in order of arrival.
 
     Units of `VOICES` arrive together, so that several of their turns end in one round. All other
@@ -137,11 +191,15 @@ def arrivals(draw: random.Random) -> list[Unit]:
         for n in range(2, SECONDS)
     )
     return [
-        Unit(
-            slot,
-            SECOND_OF_SOUND,
-            frames=(b"picture",) * (PICTURES.get(slot, 0) if draw.random() < 0.3 else 0),
-            sequence=number,
+        UnitRecord(
+            model.unit(
+                Unit(
+                    slot,
+                    SECOND_OF_SOUND,
+                    frames=(b"picture",) * (PICTURES.get(slot, 0) if draw.random() < 0.3 else 0),
+                    sequence=number,
+                )
+            ),
             received_s=due_s,
         )
         for number, (due_s, slot) in enumerate(due)
@@ -159,17 +217,18 @@ async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
         model, memory_tolerance_bytes=1, inbox_unit_count=8, rows_per_round=ROWS_PER_ROUND
     )
     thread._loop = asyncio.get_running_loop()
-    runner = ModelRunner(model, 1, thread._post, thread._post_batch)
+    runner = ModelRunner(model, 1, thread._channels, thread._post, lock=thread._lock)
+    conversation = model.conversation(ConversationOptions())
     channels = [thread.attach(slot, ignore) for slot in range(SLOTS)]
     for channel in channels[:CHAT] + channels[REBUILDING : REBUILDING + 1]:
-        thread.open(channel, ConversationOptions())
-    chat = model.prepare_chat(ChatRequest((), ChatOptions()), lambda: None)
+        thread.open(channel, conversation)
+    chat = model.chat(ChatRequest((), ChatOptions()), lambda: None)
     thread.open_chat(channels[CHAT], chat, credit=1)
     for _ in range(CHAT + 2):
         thread._run_round(runner)
-    past = [PastUnit(Unit(REBUILDING, SECOND_OF_SOUND), (), StateChange(), 0)] * 40
+    past = [PastUnit(Unit(REBUILDING, SECOND_OF_SOUND), (), b"", 0)] * 40
     thread.rebuild(channels[REBUILDING], past)
-    waiting, opens = arrivals(draw), dict.fromkeys(NEW, 0.0)
+    waiting, opens = arrivals(draw, model), dict.fromkeys(NEW, 0.0)
     opens = {slot: draw.uniform(2, SECONDS) for slot in opens}
     model.now_s, units = 0.0, {unit.sequence: unit for unit in waiting}
     older_rows: dict[int, int] = {}
@@ -180,15 +239,15 @@ async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
             unit = waiting.pop(0)
             unanswered = units.keys() - model.answered_s.keys()
             older_rows[unit.sequence] = sum(
-                model.row_count(units[number])
+                model.row_count(units[number].unit)
                 for number in unanswered
-                if number <= unit.sequence and units[number].frames
+                if number <= unit.sequence and units[number].unit.frames
             )
             assert thread.put(channels[unit.slot], unit) is None, "the inbox is full"
         for slot, due_s in opens.items():
             if due_s <= model.now_s and slot not in model._left:
                 model._left[slot] = 0
-                thread.open(channels[slot], ConversationOptions())
+                thread.open(channels[slot], conversation)
         begin_s = model.now_s
         thread._run_round(runner)
         assert model.now_s - begin_s <= ROUND_S + 1e-9
@@ -197,7 +256,7 @@ async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
     for number, answered_s in model.answered_s.items():
         unit = units[number]
         begin_s, earlier_s[unit.slot] = max(unit.received_s, earlier_s[unit.slot]), answered_s
-        rounds = 1 + 2 * ceil(older_rows[number] / ROWS_PER_ROUND) if unit.frames else 1
+        rounds = 1 + 2 * ceil(older_rows[number] / ROWS_PER_ROUND) if unit.unit.frames else 1
         rounds += len(VOICES) if unit.slot in VOICES else 0
         assert answered_s - begin_s <= rounds * ROUND_S + UNITS_S
     assert max(model.turn_ends) >= 5

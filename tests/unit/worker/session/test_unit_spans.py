@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from duplane.worker.models.minicpm_o.types import Unit
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.types import Unit
 from duplane.worker.session.unit_spans import unit_stages
 
 
-def unit(**times: float | tuple[float, float]) -> Unit:
+def unit(**times: float | tuple[float, float]) -> UnitRecord:
     """Return a unit that was received at 10 s and ran from 13 s to 15 s."""
     common: dict[str, float | tuple[float, float]] = {
         "received_s": 10.0,
@@ -17,7 +18,7 @@ def unit(**times: float | tuple[float, float]) -> Unit:
         "started_s": 13.0,
         "finished_s": 15.0,
     }
-    made = Unit(0, np.zeros(0, np.float32))
+    made = UnitRecord(Unit(0, np.zeros(0, np.float32)))
     for name, value in (common | times).items():
         setattr(made, name, value)
     return made

@@ -28,8 +28,8 @@ from duplane.tools.bench.options import ModelBench
 from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
+from duplane.worker.models.types import ConversationOptions
 
 CONTEXT = 512
 UNITS = 2
@@ -87,7 +87,7 @@ def count_launches(
         )
         model.open(slot, options)
     inputs = Inputs(model, slots, frames=1)
-    kinds = [kind for kind in KINDS if kind != SEEING or model.sees_frames]
+    kinds = [kind for kind in KINDS if kind != SEEING or model.parts.vision is not None]
     watch.clear()
     with LaunchCount(watch) as count:
         for kind in kinds:

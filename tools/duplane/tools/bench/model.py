@@ -23,10 +23,10 @@ from duplane.tools.bench.peaks import Peaks, measure_peaks, synchronize
 from duplane.tools.bench.report import percentile, show
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.tools.checkpoint.random_weights import write_random
-from duplane.worker.engine.torch_device import open_device
 from duplane.worker.models.minicpm_o.dtype import choose_dtype, torch_dtype
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.torch_device import open_device
+from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
 WARM_UNITS = 2
 UNIT_ROWS, FRAME_ROWS = 32, 80
@@ -184,7 +184,7 @@ class Inputs:
         sounds = self._random.normal(0, 0.1, (len(self._slots), 16_000)).astype(np.float32)
         frames = (self._frame,) * self._frames if kind == SEEING else ()
         units = [
-            self._model.prepare(Unit(slot, sound, kind != SPEAKING, frames))
+            self._model.preparer.unit(Unit(slot, sound, kind != SPEAKING, frames))
             for slot, sound in zip(self._slots, sounds, strict=True)
         ]
         return [unit for unit in units if isinstance(unit, Unit)]

@@ -14,10 +14,10 @@ from duplane.tools.bench.model import PROMPT_ROWS, UNIT_ROWS, model_directory, r
 from duplane.tools.bench.options import ModelBench
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.report import show
-from duplane.worker.engine.torch_device import open_device
 from duplane.worker.models.minicpm_o.dtype import choose_dtype
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import ConversationOptions, PastUnit, Rebuilt, Unit
+from duplane.worker.models.torch_device import open_device
+from duplane.worker.models.types import ConversationOptions, PastUnit, Rebuilt, Unit
 
 TURN_UNITS = 10
 """Number of units in each stretch of listening, and in each stretch of speaking. The command sets
@@ -91,12 +91,13 @@ def _live(
         sound = random.normal(0, 0.1, 16_000).astype(np.float32)
         must_listen = number % TURN_UNITS < TURN_UNITS // 2
         begin_s = time.perf_counter()
-        (output,) = run_units(model, [Unit(0, sound, must_listen, sequence=number)])
+        unit = Unit(0, sound, must_listen, sequence=number)
+        (output,) = run_units(model, [unit])
         synchronize(device)
         total_s += time.perf_counter() - begin_s
         spent_s.append(total_s)
-        unit = replace(output.unit, slot=1)
-        past.append(PastUnit(unit, output.token_ids, output.change, output.context_length))
+        unit = replace(unit, slot=1)
+        past.append(PastUnit(unit, output.token_ids, output.state, output.context_length))
     return past, spent_s
 
 

@@ -51,7 +51,7 @@ def random(
     """
     from duplane.tools.checkpoint.inspection import describe
     from duplane.tools.checkpoint.random_weights import write_random
-    from duplane.worker.engine.torch_device import open_device
+    from duplane.worker.models.torch_device import open_device
 
     try:
         if dry:
@@ -116,7 +116,7 @@ def replay(
     """
     from duplane.tools.replay.run import PARTS, replay_traces
     from duplane.tools.replay.target import ReplayTarget
-    from duplane.worker.engine.torch_device import open_device
+    from duplane.worker.models.torch_device import open_device
 
     try:
         open_device(device)

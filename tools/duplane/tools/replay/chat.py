@@ -18,8 +18,7 @@ from duplane.tools.replay.check import Check, Verdict, compare, same, same_texts
 from duplane.tools.replay.half_duplex import HalfDuplex
 from duplane.tools.replay.recording import NO_VOICE, CountingVocoder, Recorder
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.models.minicpm_o.chat.chats import CHUNK_IDS
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -30,9 +29,11 @@ from duplane.worker.models.minicpm_o.chat.types import (
     ChatRole,
     Finish,
 )
+from duplane.worker.models.minicpm_o.chat.chats import CHUNK_IDS
+from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import DecodeMode
+from duplane.worker.models.types import DecodeMode
 
 TOLERANCE = 1e-4
 SLOT = 0
@@ -88,7 +89,7 @@ def _chat(
     seen = ObservedModel(loaded, trace["token2wav_calls"])
     model = seen.model
     request = ChatRequest(tuple(messages), options)
-    prepared = model.prepare_chat(request)
+    prepared = model.preparer.chat(request)
     prompt, length = prepared.prompt, prepared.prompt_rows
     yield same(f"{name} prompt", prompt.text, trace["prompt"])
     yield same(f"{name} input_ids", prompt.ids[:length], trace["input_ids"])
@@ -98,13 +99,12 @@ def _chat(
     ):
         yield same(f"{name} {kind}", [[list(bound) for bound in bounds]], trace[kind])
     yield same(f"{name} kv_after_prefill", length, trace["kv_after_prefill"])
-    # `take` uses up the prompt, so the model below gets another prompt.
     with torch.inference_mode():
-        rows = prompt.take(model.parts, length)
+        rows = PromptRows(model.parts, prompt).take(length)
     for key, stride in _STRIDES.items():
         if key in arrays:
             yield compare(f"{name} {key}", rows[:, ::stride], arrays[key], TOLERANCE)
-    model.open_chat(SLOT, model.prepare_chat(request))
+    model.open_chat(SLOT, prepared)
     seen.play()
     yield from seen.answer(name, trace, arrays["chunk_hidden"])
     yield same(f"{name} kv_after_generate", seen.context_length, trace["kv_after_generate"])

@@ -25,7 +25,7 @@ from duplane.tools.replay.recording import (
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,

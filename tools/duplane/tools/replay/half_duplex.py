@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL
-from duplane.worker.models.minicpm_o.chat.chats import Chats
-from duplane.worker.models.minicpm_o.chat.prompt import ChatPrompt, PromptBuilder
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatMessage,
     ChatOptions,
     ChatPart,
     ChatRole,
 )
+from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL
+from duplane.worker.models.minicpm_o.chat.chats import Chats
+from duplane.worker.models.minicpm_o.chat.prompt import ChatPrompt, PromptBuilder
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.llm.sampling import Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts
-from duplane.worker.models.minicpm_o.types import OptionError
+from duplane.worker.models.types import OptionError
 
 USER_MARK = "<|im_start|>user\n"
 ANSWER_END = "<|tts_eos|><|im_end|>\n"
@@ -77,7 +77,7 @@ class HalfDuplex:
 
     def _next_prompt(self) -> PromptBuilder:
         room = self._chats.prompt_room(self._options) - self._prompt_rows
-        return PromptBuilder(self._parts, self._options, room, is_blockwise=False)
+        return PromptBuilder(self._parts.prompts, self._options, room, is_blockwise=False)
 
     @property
     def context_length(self) -> int:

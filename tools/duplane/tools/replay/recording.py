@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.probe import Probe, SpokenUnit
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk, VocoderVoice
+from duplane.worker.models.types import FloatArray
 
 TOKEN_SAMPLES = 960
 LAG_SAMPLES = 3840

@@ -1,7 +1,8 @@
 """The one thread that may use the device, and the queues between it and the event loop.
 
-The event loop queues commands and units. The device thread executes them in rounds and posts
-events back. This module decides the order of the work; `model_runner` calls the model.
+The event loop queues work: conversations and chats to open, units, past units, slots to close. The
+device thread does this work in rounds and posts events back. `round` chooses the work of a round,
+and `model_runner` calls the model.
 """
 
 from __future__ import annotations
@@ -13,45 +14,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from PIL.Image import Image
 
-from duplane.worker.engine.batching import form_batch
-from duplane.worker.engine.events import BatchRecord, ChatStep, Event, FailedUnit
+from duplane.worker.engine.events import Event, FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
-from duplane.worker.engine.interfaces import Device, DeviceLostError, Model, PreparedChat
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.preparation import AbandonedError, ThreadPools, decode_frames
+from duplane.worker.engine.preparation import ThreadPools, prepare_unit
+from duplane.worker.engine.round import choose
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.models.minicpm_o.chat.types import ChatRequest
-from duplane.worker.models.minicpm_o.types import (
-    ConversationOptions,
-    OptionError,
-    PastUnit,
-    PreparedImage,
-    Unit,
+from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.models.chat import ChatRequest
+from duplane.worker.models.interface import (
+    Device,
+    DeviceLostError,
+    ModelConstants,
+    Open,
+    PreparedChat,
+    PreparedConversation,
+    Preparer,
+    StartChat,
 )
+from duplane.worker.models.types import ConversationOptions, PastUnit, PreparedPicture
 
 _log = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT_S = 10.0  # longest wait for the end of the thread; then the process ends without it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Open:
-    channel: SlotChannel
-    open: Callable[[ModelRunner], bool | None]  # returns True if the slot may run at once
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Close:
-    channel: SlotChannel
-    is_clean: asyncio.Future[bool]
-
-
-_Command = _Open | _Close
 
 
 class DeviceThread:
@@ -70,9 +59,10 @@ class DeviceThread:
         self._inbox_unit_count = inbox_unit_count
         self._rows_per_round = rows_per_round
         self._lock = threading.Condition()
-        self._commands: deque[_Command] = deque()
         self._channels: dict[int, SlotChannel] = {}
-        self._rebuild_numbers = itertools.count(1)
+        # Channels to close, and the futures that get whether their slots are clean.
+        self._closing: deque[tuple[SlotChannel, asyncio.Future[bool]]] = deque()
+        self._numbers = itertools.count(1)  # for `SlotChannel.since`
         self._is_stopping = False
         self._is_hung = False
         self._busy_since_s: float | None = None
@@ -130,10 +120,10 @@ class DeviceThread:
         self._ended.result()
 
     @property
-    def model(self) -> Model:
-        """The loaded model. Other threads may use only its constants and `prepare` methods."""
+    def model(self) -> ModelConstants:
+        """The constants of the loaded model."""
         assert self._runner, "the device thread is started"
-        return self._runner.model
+        return self._runner.model.constants
 
     @property
     def memory_used_bytes(self) -> int:
@@ -150,32 +140,36 @@ class DeviceThread:
             self._channels[slot] = channel
         return channel
 
-    async def prepare_options(self, channel: SlotChannel, options: ConversationOptions) -> None:
-        """Prepare the voice of a conversation in a thread, before `open`.
+    @property
+    def _preparer(self) -> Preparer:
+        assert self._runner, "the device thread is started"
+        return self._runner.preparer
 
-        A failure is only logged, because it occurs again in `open`, which reports it.
+    async def prepare_conversation(
+        self, channel: SlotChannel, options: ConversationOptions
+    ) -> PreparedConversation:
+        """Lay out the prompt and compute the voice of a conversation in a thread.
+
+        Raises OptionError.
         """
-        try:
-            read = partial(self.model.prepare_voice, options)
-            await channel.preparation.run(self._pools.voices, read)
-        except OptionError:
-            pass
-        except AbandonedError:
-            raise
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and `open` reports it
-            _log.exception("options could not be prepared")
+        lay_out = partial(self._preparer.conversation, options)
+        return await channel.preparation.run(self._pools.voices, lay_out)
 
-    async def prepare_unit(self, channel: SlotChannel, unit: Unit) -> Unit | FailedUnit:
-        """Decode a unit's frames in a thread."""
-        decode = partial(decode_frames, self.model, unit)
-        return await channel.preparation.run(self._pools.frames, decode)
+    async def prepare_unit(
+        self, channel: SlotChannel, record: UnitRecord
+    ) -> UnitRecord | FailedUnit:
+        """Prepare a unit: in a thread if it has pictures, else at once."""
+        prepare = partial(prepare_unit, self._preparer, record)
+        if not record.unit.frames:
+            return prepare()
+        return await channel.preparation.run(self._pools.frames, prepare)
 
     def prepare_picture(
         self, channel: SlotChannel, picture: Image, max_slices: int | None
-    ) -> PreparedImage:
-        """Slice a picture of a chat's video, in any thread. Raises ImageError, AbandonedError."""
+    ) -> PreparedPicture:
+        """Prepare a picture of a chat's video in any thread. Raises ImageError, AbandonedError."""
         channel.preparation.check()
-        return self.model.prepare_picture(picture, max_slices)
+        return self._preparer.picture(picture, max_slices)
 
     async def prepare_chat(self, channel: SlotChannel, request: ChatRequest) -> PreparedChat:
         """Check a chat and lay out its prompt in a thread. Raises OptionError.
@@ -183,14 +177,14 @@ class DeviceThread:
         When the channel is closed, the work stops before its next picture or sound.
         """
         check = channel.preparation.check
-        lay_out = partial(self.model.prepare_chat, request, check)
+        lay_out = partial(self._preparer.chat, request, check)
         return await channel.preparation.run(self._pools.chats, lay_out)
 
-    def open(self, channel: SlotChannel, options: ConversationOptions) -> None:
-        """Open a conversation. The event Opened, OpenRefused or Lost follows."""
-        self._queue(_Open(channel, lambda runner: runner.open(channel.slot, options)))
+    def open(self, channel: SlotChannel, conversation: PreparedConversation) -> None:
+        """Open a conversation. The event Opened or Lost follows."""
+        self._begin(channel, Open(channel.slot, conversation))
 
-    def open_chat(self, channel: SlotChannel, prepared: PreparedChat, credit: int) -> None:
+    def open_chat(self, channel: SlotChannel, chat: PreparedChat, credit: int) -> None:
         """Open a chat. The event ChatStep follows after every step, or Lost after a failure.
 
         At most `credit` steps run without a call of `return_credit`. So the chat of a client that
@@ -198,7 +192,13 @@ class DeviceThread:
         """
         with self._lock:
             channel.credit = credit
-        self._queue(_Open(channel, lambda runner: runner.open_chat(channel.slot, prepared)))
+        self._begin(channel, StartChat(channel.slot, chat))
+
+    def _begin(self, channel: SlotChannel, item: Open | StartChat) -> None:
+        with self._lock:
+            channel.next = item
+            channel.since = next(self._numbers)
+            self._lock.notify()
 
     def return_credit(self, channel: SlotChannel) -> None:
         """Allow one more step of a chat, after the output of a step was sent."""
@@ -216,9 +216,10 @@ class DeviceThread:
         means that a later call brings this last unit.
         """
         with self._lock:
-            if not channel.rebuild_number:
-                channel.rebuild_number = next(self._rebuild_numbers)
-            channel.past_units, channel.has_more_past = list(units), has_more
+            if channel.rebuild_since is None:
+                channel.rebuild_since = next(self._numbers)
+            channel.past_units = list(units)
+            channel.has_more_past = has_more
             self._lock.notify()
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
@@ -226,8 +227,8 @@ class DeviceThread:
 
         Return the entry that the inbox has dropped to make room; None if there was room.
         """
-        if unit := entry if isinstance(entry, Unit) else entry.unit:
-            unit.queued_s = time.monotonic()
+        if record := entry if isinstance(entry, UnitRecord) else entry.record:
+            record.queued_s = time.monotonic()
         with self._lock:
             dropped = channel.inbox.put(entry)
             self._lock.notify()
@@ -236,7 +237,8 @@ class DeviceThread:
     def mute(self, channel: SlotChannel) -> None:
         """Drop the queued units and run no further unit. A running unit may still post events."""
         with self._lock:
-            channel.is_muted, channel.is_ready = True, False
+            channel.is_muted = True
+            channel.is_ready = False
             channel.inbox.clear()
             channel.past_units = None
 
@@ -248,24 +250,27 @@ class DeviceThread:
         self.mute(channel)
         await channel.preparation.end()
         is_clean: asyncio.Future[bool] = self._loop.create_future()
-        self._queue(_Close(channel, is_clean))
+        with self._lock:
+            self._closing.append((channel, is_clean))
+            self._lock.notify()
         return await is_clean
 
     async def close_again(self, slot: int) -> bool:
         """Repeat what `close` does, for a broken slot that no call holds."""
         return await self.close(self.attach(slot, _ignore))
 
-    def _queue(self, command: _Command) -> None:
-        with self._lock:
-            self._commands.append(command)
-            self._lock.notify()
-
     # The methods below run on the device thread.
 
     def _run(self) -> None:
         try:
             runner = ModelRunner(
-                self._device, self._memory_tolerance_bytes, self._post, self._post_batch
+                self._device,
+                self._memory_tolerance_bytes,
+                self._channels,
+                self._post,
+                on_batch=self._post_batch,
+                lock=self._lock,
+                numbers=self._numbers,
             )
         except Exception as error:  # noqa: BLE001 - the root of a thread; `start` raises it again
             self._call(self._resolve, self._loaded, error)
@@ -282,96 +287,35 @@ class DeviceThread:
             self._call(self._resolve, self._ended, None)
 
     def _run_round(self, runner: ModelRunner) -> None:
-        """Execute commands, then run one batch of units, then one step of the chats.
+        """Clean slots, choose the work of a round, and let the model advance it.
 
-        Then the round does a part of the work to rebuild one conversation, feeds a part of one
-        prompt, and computes one voice. Commands after the first that opens a conversation wait for
-        the next round, so that running conversations do not wait for several opens. For the same
-        reason, the step of chats and both parts are short. Commands keep their order, so the close
-        of a slot never comes before its open. If there is no work, the round waits.
+        If there is no work, wait.
         """
-        self._execute_commands(runner)
+        self._close_slots(runner)
         with self._lock:
-            waiting, row_count = runner.awaiting_voice, runner.model.row_count
-            batch = form_batch(self._channels.values(), waiting, row_count, self._rows_per_round)
-            has_work = self._commands or runner.opening or waiting or not batch.is_empty
+            chosen = choose(self._channels.values(), self._rows_per_round)
+            has_work = chosen.answers or chosen.launches or self._closing
             if not (has_work or self._is_stopping):
-                self._busy_since_s = None
                 self._lock.wait()
-        for channel, failed in batch.failed:
-            self._post(channel.slot, failed)
-        over: set[int] = set()
-        if batch.units:
+        for slot, answer in chosen.answers:
+            self._post(self._channels[slot], answer)
+        for launch in chosen.launches:
             self._busy_since_s = time.monotonic()
-            over |= runner.run_units(batch.units)
-        if batch.ahead:
-            self._busy_since_s = time.monotonic()
-            over |= runner.feed_ahead(batch.ahead, self._rows_per_round)
-        if batch.chat_slots:
-            self._busy_since_s = time.monotonic()
-            over |= runner.run_chats(batch.chat_slots)
-        if batch.rebuilding:
-            over |= self._run_rebuild(runner, batch.rebuilding)
-        if runner.opening:
-            self._feed_prompt(runner)
-        if runner.awaiting_voice:
-            self._busy_since_s = time.monotonic()
-            over |= runner.start_turn()
+            runner.advance(launch)
         self._busy_since_s = None
-        for slot in over:
-            with self._lock:
-                self._channels[slot].is_ready = False
 
-    def _feed_prompt(self, runner: ModelRunner) -> None:
-        """Feed a part of the oldest prompt that is not fed yet."""
-        self._busy_since_s = time.monotonic()
-        opened = runner.feed_prompt(self._rows_per_round)
-        if opened is not None:
-            with self._lock:
-                channel = self._channels[opened]
-                channel.is_ready = not channel.is_muted
-
-    def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
-        """Rebuild some past units of a conversation; return its slot if the rebuild has failed."""
-        units, slot = channel.past_units, channel.slot
-        if units is None:  # the session has ended meanwhile
-            return set()
-        self._busy_since_s = time.monotonic()
-        rebuilt = runner.rebuild(slot, units)
-        rest = units[rebuilt.unit_count :] if rebuilt else []
-        is_over = not rebuilt or rebuilt.is_complete or (channel.has_more_past and not rest)
-        with self._lock:
-            channel.past_units = None if is_over or channel.is_muted else rest
-        if rebuilt and is_over:
-            self._post(slot, rebuilt)
-        return set() if rebuilt else {slot}
-
-    def _execute_commands(self, runner: ModelRunner) -> None:
-        """Execute the queued commands, up to one that opens a conversation or chat."""
-        while self._commands:  # only this thread removes commands
-            command = self._commands.popleft()
+    def _close_slots(self, runner: ModelRunner) -> None:
+        """Clean the slots whose channels are closed."""
+        while self._closing:  # only this thread removes entries
+            channel, resolved = self._closing.popleft()
             self._busy_since_s = time.monotonic()
-            self._execute(runner, command)
-            if isinstance(command, _Open):
-                return
-
-    def _execute(self, runner: ModelRunner, command: _Command) -> None:
-        channel = command.channel
-        if isinstance(command, _Open):
-            is_open = command.open(runner) is True
+            is_clean = runner.close(channel.slot)
             with self._lock:
-                channel.is_ready = is_open and not channel.is_muted
-            return
-        is_clean = runner.close(channel.slot)
-        with self._lock:
-            del self._channels[channel.slot]
-        self._call(self._resolve, command.is_clean, is_clean)
+                del self._channels[channel.slot]
+            self._call(self._resolve, resolved, is_clean)
+        self._busy_since_s = None
 
-    def _post(self, slot: int, event: Event) -> None:
-        channel = self._channels[slot]
-        if isinstance(event, ChatStep):
-            with self._lock:
-                channel.credit -= 1
+    def _post(self, channel: SlotChannel, event: Event) -> None:
         self._call(channel.on_event, event)
 
     def _post_batch(self, batch: BatchRecord) -> None:

@@ -5,24 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duplane.fabric.errors import Reason
-from duplane.fabric.monitoring.spans import SpanIds
 from duplane.fabric.v1.trace_pb2 import TraceContext
-from duplane.worker.models.minicpm_o.chat.types import ChatOutput
-from duplane.worker.models.minicpm_o.types import (
-    Opened,
-    OptionError,
-    Rebuilt,
-    Unit,
-    UnitFailure,
-    UnitOutput,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRefused:
-    """The model refused an option of the conversation. The call still has to close the slot."""
-
-    error: OptionError
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.chat import ChatOutput
+from duplane.worker.models.types import Opened, Rebuilt, UnitFailure, UnitOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +28,12 @@ class RebuildRefused:
     field: str
 
 
-@dataclass(slots=True, eq=False)
-class BatchRecord:
-    """The record of one batch of units, for its span. Times are monotonic.
+@dataclass(frozen=True, slots=True)
+class AnsweredUnit:
+    """The output of a unit, and the record of the unit."""
 
-    `ids` are the ids of the span. They are set when the span of a unit of the batch is exported.
-    """
-
-    size: int
-    started_s: float
-    settle_s: float = 0.0  # when settle began
-    ended_s: float = 0.0
-    ids: SpanIds | None = None
+    record: UnitRecord
+    output: UnitOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +42,7 @@ class FailedUnit:
 
     A unit that is refused before it runs stays in the inbox as a FailedUnit, at its position, so
     that the answers have the order of the units. If the failure `is_fatal`, the conversation is
-    lost.
+    lost. `record` is the unit's record if the model or the preparer was called with the unit.
     """
 
     sequence: int
@@ -72,7 +52,7 @@ class FailedUnit:
     receive_time_ns: int = 0
     trace: TraceContext | None = None
     is_fatal: bool = False
-    unit: Unit | None = None  # the unit, if the model was called with it
+    record: UnitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +63,7 @@ class ChatStep:
     batch_size: int
 
 
-Event = Opened | OpenRefused | Lost | UnitOutput | FailedUnit | ChatStep | Rebuilt | RebuildRefused
+Event = Opened | Lost | AnsweredUnit | FailedUnit | ChatStep | Rebuilt | RebuildRefused
 
 # Maps the model's reason for a failed unit to the invalid field of the unit. This table is used if
 # the failure itself names no field.
@@ -97,16 +77,16 @@ _FIELDS_AT_FAULT = {
 _REASONS = {"IMAGE_INVALID": Reason.INVALID_FIELD}
 
 
-def failed_unit(unit: Unit, failure: UnitFailure) -> FailedUnit:
+def failed_unit(record: UnitRecord, failure: UnitFailure) -> FailedUnit:
     """Return the answer to a unit that the model could not use."""
     field = failure.field.replace("frames[", "video_frames[")
     return FailedUnit(
-        unit.sequence,
+        record.sequence,
         _REASONS.get(failure.reason, failure.reason),
         f"{field} cannot be used: {failure.message}" if field else failure.message,
         field or _FIELDS_AT_FAULT.get(failure.reason, ""),
-        unit.receive_time_ns,
-        unit.trace,
+        record.receive_time_ns,
+        record.trace,
         failure.is_fatal,
-        unit,
+        record,
     )

@@ -1,236 +1,236 @@
-"""Calls the model on the device thread: load, warm up, open, run batches, close.
+"""Calls the model on the device thread: load, warm up, advance, close.
 
-This code is synchronous and has no threads, queues or sockets. It turns exceptions of the model
-into events and results. If the device itself is lost, it raises DeviceLostError.
+This code is synchronous and has no threads, queues or sockets. It turns results and exceptions of
+the model into events and into the state of channels. If the device itself is lost, it raises
+DeviceLostError.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
+from typing import assert_never
 
 from duplane.fabric.errors import Reason
 from duplane.worker.engine.events import (
-    BatchRecord,
+    AnsweredUnit,
     ChatStep,
     Event,
     Lost,
-    OpenRefused,
     RebuildRefused,
     failed_unit,
 )
-from duplane.worker.engine.interfaces import Device, DeviceLostError, PreparedChat
+from duplane.worker.engine.round import Launch
 from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.engine.unit_record import BatchRecord
 from duplane.worker.engine.warm_up import warm_up
-from duplane.worker.models.minicpm_o.types import (
-    ConversationOptions,
-    OptionError,
-    PastUnit,
-    Rebuilt,
-    Unit,
-    UnitFailure,
+from duplane.worker.models.chat import ChatOutput
+from duplane.worker.models.interface import (
+    Continue,
+    Device,
+    DeviceLostError,
+    Open,
+    Part,
+    Rebuild,
+    Result,
+    StartChat,
+    Unfinished,
+    VoiceReady,
 )
+from duplane.worker.models.types import Opened, Rebuilt, UnitFailure, UnitOutput
 
 _log = logging.getLogger(__name__)
 
 _NO_BATCH = BatchRecord(0, 0.0)
+_REBUILD_REASONS = (Reason.REBUILD_REFUSED, Reason.REBUILD_DIFFERS)
 
 
 class ModelRunner:
     """The loaded model, and the checks of its results and of its memory.
 
-    `post(slot, event)` is called as soon as there is an event. `on_batch` is called after each
-    batch.
+    `post(channel, event)` is called as soon as there is an event. `on_batch` is called after each
+    batch. `lock` guards the state of `channels`.
     """
 
     def __init__(
         self,
         device: Device,
         memory_tolerance_bytes: int,
-        post: Callable[[int, Event], None],
+        channels: Mapping[int, SlotChannel],
+        post: Callable[[SlotChannel, Event], None],
+        *,
         on_batch: Callable[[BatchRecord], None] = lambda _: None,
+        lock: threading.Condition | None = None,
+        numbers: itertools.count[int] | None = None,
     ) -> None:
-        """Load the model and warm it up. Raises the exceptions of loading."""
+        """Load the model and warm it up. Raises the exceptions of loading.
+
+        `numbers` are the numbers for `SlotChannel.since`.
+        """
         self._device = device
+        self._channels = channels
         self._post = post
         self._on_batch = on_batch
-        self.model = device.load()
-        warm_up(self.model)
-        self.memory_used_bytes = device.memory_used_bytes(self.model)
+        self._lock = lock or threading.Condition()
+        self._numbers = numbers or itertools.count(1)
+        self.preparer, self.model = device.load()
+        warm_up(self.preparer, self.model)
+        self.memory_used_bytes = device.memory_used_bytes()
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
+        self._is_suspect = False  # a unit has failed since the last check of the device
         self._open_slots: set[int] = set()
-        self.opening: deque[int] = deque()  # slots whose prompts are not fed yet, oldest first
-        self.awaiting_voice: deque[int] = deque()  # slots that wait for `start_turn`, oldest first
         self._last_batches: dict[int, BatchRecord] = {}  # the batch of each slot's last unit
 
-    def open(self, slot: int, options: ConversationOptions) -> None:
-        """Begin a conversation. `feed_prompt` feeds its prompt later."""
-        self._open_slots.add(slot)
-        try:
-            self.model.begin(slot, options)
-        except OptionError as error:
-            self._post(slot, OpenRefused(error))
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
-            _log.exception("slot %d: the conversation could not be opened", slot)
-            self._on_lost([slot])
-        else:
-            self.opening.append(slot)
+    def advance(self, launch: Launch) -> None:
+        """Let the model advance the items of a launch, and deliver each result.
 
-    def feed_prompt(self, row_count: int) -> int | None:
-        """Feed at most `row_count` rows of the oldest prompt.
-
-        Return the slot of its conversation if the conversation is now open.
+        If the model raises, or leaves a unit without a result, all slots of the launch are lost.
         """
-        slot = self.opening[0]
+        for item in launch.items.values():
+            if isinstance(item, Open | StartChat):
+                self._open_slots.add(item.slot)
+        batch = self._begin_batch(launch)
+        over: set[int] = set()  # slots that are reported as lost or ended
         try:
-            opened = self.model.feed_prompt(slot, row_count)
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
-            _log.exception("slot %d: the prompt could not be fed", slot)
-            self.opening.popleft()
-            self._on_lost([slot])
-            return None
-        if opened is None:
-            return None
-        self.opening.popleft()
-        self._post(slot, opened)
-        return slot
+            self._run(launch, batch, over)
+        except DeviceLostError:
+            raise
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the launch
+            _log.exception("the work of slots %s failed", sorted(launch.items))
+            self._lose(set(launch.items) - over)
+        finally:
+            if batch:
+                self._on_batch(batch)
 
-    def open_chat(self, slot: int, prepared: PreparedChat) -> bool:
-        """Open a chat. Return True if its steps may run."""
-        self._open_slots.add(slot)
-        try:
-            self.model.open_chat(slot, prepared)
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
-            _log.exception("slot %d: the chat could not be opened", slot)
-            self._on_lost([slot])
-            return False
+    def _run(self, launch: Launch, batch: BatchRecord | None, over: set[int]) -> None:
+        """Deliver the results of a launch. Raises the exceptions of the model."""
+        for result in self.model.advance(tuple(launch.items.values()), launch.row_budget):
+            if self._deliver(launch, result):
+                over.add(result.slot)
+            if not launch.records:  # no unit waits for its result
+                self._check_suspect()
+                if batch and not batch.settle_s:
+                    batch.settle_s = time.monotonic()
+        if launch.records:
+            slots = sorted(launch.records)
+            raise RuntimeError(f"the model returned no result for the units of slots {slots}")
+        if batch:
+            batch.ended_s = time.monotonic()
+
+    def _begin_batch(self, launch: Launch) -> BatchRecord | None:
+        """Write the beginning of a batch to the records of its units, if the units run now."""
+        records = launch.records
+        if not records or launch.feeds_ahead:
+            return None
+        batch = BatchRecord(len(records), time.monotonic())
+        for slot, record in records.items():
+            record.started_s, record.batch = batch.started_s, batch
+            last = self._last_batches.get(slot, _NO_BATCH)
+            record.settle_s = last.settle_s, last.ended_s
+            self._last_batches[slot] = batch
+        return batch
+
+    def _deliver(self, launch: Launch, result: Result) -> bool:
+        """Post the event of a result and change the state of its channel.
+
+        Return True if the slot does no more work.
+        """
+        channel = self._channels[result.slot]
+        match result:
+            case UnitOutput():
+                record = launch.records.pop(result.slot)
+                record.finished_s = time.monotonic()
+                self._set_next(channel, None)
+                self._post(channel, AnsweredUnit(record, result))
+            case UnitFailure():
+                return self._fail(launch, channel, result)
+            case Unfinished():
+                launch.records.pop(result.slot, None)
+                self._set_next(channel, result)
+            case VoiceReady():
+                self._set_next(channel, None)
+            case Opened():
+                with self._lock:
+                    channel.next = None
+                    channel.is_ready = True
+                self._post(channel, result)
+            case Rebuilt():
+                self._rebuilt(channel, result)
+            case ChatOutput():
+                with self._lock:
+                    channel.credit -= 1
+                    if result.finish is not None:
+                        channel.stop()
+                self._post(channel, ChatStep(result, len(launch.items)))
+                return result.finish is not None
+            case _:
+                assert_never(result)
+        return False
+
+    def _set_next(self, channel: SlotChannel, unfinished: Unfinished | None) -> None:
+        """Note the work that the slot has left, if any."""
+        with self._lock:
+            if unfinished is None:
+                channel.next = None
+                channel.begun = None
+                return
+            if unfinished.part is Part.VOICE:
+                channel.since = next(self._numbers)
+            channel.next = Continue(channel.slot, unfinished.part, unfinished.rows)
+
+    def _fail(self, launch: Launch, channel: SlotChannel, failure: UnitFailure) -> bool:
+        """Report a failure. Return True if the conversation or chat is lost."""
+        record = launch.records.pop(failure.slot, None)
+        if record is not None:
+            record.finished_s = time.monotonic()
+            self._is_suspect |= failure.is_fatal
+            with self._lock:
+                channel.next = None
+                channel.begun = None
+                if failure.is_fatal:
+                    channel.stop()
+            self._post(channel, failed_unit(record, failure))
+            return failure.is_fatal
+        _log.error("slot %d: its work failed: %s", failure.slot, failure.message)
+        is_rebuild = isinstance(launch.items[failure.slot], Rebuild)
+        if is_rebuild and failure.reason in _REBUILD_REASONS:
+            with self._lock:
+                channel.stop()
+            refused = RebuildRefused(Reason(failure.reason), failure.message, failure.field)
+            self._post(channel, refused)
+        else:
+            self._lose([failure.slot])
         return True
 
-    def feed_ahead(self, channel: SlotChannel, row_count: int) -> set[int]:
-        """Feed some pictures of the unit that a slot has begun; return the slot if this fails."""
-        unit, slot = channel.begun, channel.slot
-        assert unit is not None, "form_batch has begun it"
-        try:
-            result = self.model.feed_ahead(unit, row_count)
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
-            _log.exception("slot %d: pictures could not be fed", slot)
-            channel.begun = None
-            self._on_lost([slot])
-            return {slot}
-        if not isinstance(result, UnitFailure):
-            channel.begun_rows = result
-            return set()
-        channel.begun = None
-        self._post(slot, failed_unit(unit, result))
-        if not result.is_fatal:
-            return set()
-        self._check_device()
-        return {slot}
+    def _rebuilt(self, channel: SlotChannel, rebuilt: Rebuilt) -> None:
+        """Keep the past units that are left. Report the rebuild if none is left of the message."""
+        with self._lock:
+            if channel.past_units is None:
+                return  # the session has ended meanwhile
+            rest = channel.past_units[rebuilt.unit_count :]
+            is_over = rebuilt.is_complete or (channel.has_more_past and not rest)
+            channel.past_units = None if is_over else rest
+        if is_over:
+            self._post(channel, rebuilt)
 
-    def run_units(self, units: Sequence[Unit]) -> set[int]:
-        """Run and settle a batch with one unit per slot. Return the slots that were lost."""
-        record = BatchRecord(len(units), time.monotonic())
-        waiting: dict[int, Unit] = {}
-        for unit in units:
-            unit.started_s, unit.batch_size, unit.batch = record.started_s, len(units), record
-            last = self._last_batches.get(unit.slot, _NO_BATCH)
-            unit.settle_s = last.settle_s, last.ended_s
-            self._last_batches[unit.slot] = record
-            waiting[unit.slot] = unit
-        slots = set(waiting)
-        lost: set[int] = set()
-        try:
-            for result in self.model.step(units):
-                unit = waiting.pop(result.slot)
-                unit.finished_s = time.monotonic()
-                if not isinstance(result, UnitFailure):
-                    result.unit.finished_s = unit.finished_s  # the model may have copied the unit
-                    self._post(result.slot, result)
-                    continue
-                self._post(result.slot, failed_unit(unit, result))
-                if result.is_fatal:
-                    lost.add(result.slot)
-            if lost:
-                self._check_device()
-            if waiting:
-                raise RuntimeError(f"the model returned no result for slots {sorted(waiting)}")
-            record.settle_s = record.ended_s = time.monotonic()
-            for failure in self.model.settle(sorted(slots - lost)):
-                lost.add(failure.slot)
-                self._on_lost([failure.slot])
-            record.ended_s = time.monotonic()
-            kept = sorted(slots - lost)
-            self.awaiting_voice += [slot for slot in kept if self.model.awaits_voice(slot)]
-        except Exception as error:  # noqa: BLE001 - the border to the model: logged, and ends the batch
-            self._on_batch_failed(error, slots, lost)
-        finally:
-            self._on_batch(record)
-        return lost
-
-    def start_turn(self) -> set[int]:
-        """Start the turn that waits longest for its voice. Return its slot if it was lost."""
-        slot = self.awaiting_voice.popleft()
-        try:
-            self.model.start_turn(slot)
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
-            _log.exception("slot %d: the prompt of the voice could not be computed", slot)
-            self._on_lost([slot])
-            return {slot}
-        return set()
-
-    def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | None:
-        """Rebuild some past units of a conversation. Return None if the conversation is lost."""
-        try:
-            result = self.model.rebuild(slot, units)
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
-            _log.exception("slot %d: the conversation could not be rebuilt", slot)
-            self._on_lost([slot])
-            return None
-        if isinstance(result, Rebuilt):
-            return result
-        _log.error("slot %d: the conversation could not be rebuilt: %s", slot, result.message)
-        if result.reason in (Reason.REBUILD_REFUSED, Reason.REBUILD_DIFFERS):
-            self._post(slot, RebuildRefused(Reason(result.reason), result.message, result.field))
-        else:
-            self._on_lost([slot])
-        return None
-
-    def run_chats(self, slots: Sequence[int]) -> set[int]:
-        """Run one step of several chats together; return the slots whose chats have ended."""
-        ended: set[int] = set()
-        try:
-            for result in self.model.chat_step(slots):
-                if isinstance(result, UnitFailure):
-                    _log.error("slot %d: a chat failed: %s", result.slot, result.message)
-                    ended.add(result.slot)
-                    self._on_lost([result.slot])
-                    continue
-                self._post(result.slot, ChatStep(result, len(slots)))
-                if result.finish is not None:
-                    ended.add(result.slot)
-        except Exception as error:  # noqa: BLE001 - the border to the model: logged, and ends the batch
-            self._on_batch_failed(error, slots, ended)
-        return ended
-
-    def _on_batch_failed(self, error: Exception, slots: Collection[int], over: set[int]) -> None:
-        """Report all slots of a failed batch as lost, because the cache of each may be broken.
-
-        Raises `error` again if it is a DeviceLostError.
-        """
-        if isinstance(error, DeviceLostError):
-            raise error
-        _log.exception("a batch of slots %s failed", sorted(slots))
-        self._on_lost(set(slots) - over)
-        over.update(slots)
-
-    def _on_lost(self, slots: Collection[int]) -> None:
+    def _lose(self, slots: Collection[int]) -> None:
         """Report lost conversations. Raises DeviceLostError if the device itself is lost."""
         for slot in slots:
-            self._post(slot, Lost())
+            channel = self._channels[slot]
+            with self._lock:
+                channel.stop()
+            self._post(channel, Lost())
         self._check_device()
+
+    def _check_suspect(self) -> None:
+        """Check the device if a unit has failed and may have been its victim."""
+        if self._is_suspect:
+            self._is_suspect = False
+            self._check_device()
 
     def _check_device(self) -> None:
         try:
@@ -241,9 +241,6 @@ class ModelRunner:
     def close(self, slot: int) -> bool:
         """Clean the slot. Return True if it may be leased again. If False, call again later."""
         self._open_slots.discard(slot)
-        for waiting in (self.opening, self.awaiting_voice):
-            if slot in waiting:
-                waiting.remove(slot)
         self._last_batches.pop(slot, None)
         try:
             self.model.close(slot)
@@ -262,15 +259,17 @@ class ModelRunner:
         The device reports only the memory of all slots together, so a leak can be found only when
         no other slot is in use.
         """
-        self.memory_used_bytes = self._device.memory_used_bytes(self.model)
+        self.memory_used_bytes = self._device.memory_used_bytes()
         if self._open_slots or self.memory_used_bytes <= self._memory_bound_bytes:
             return True
         gc.collect()  # tracebacks of failed calls may hold tensors in reference cycles
-        self.memory_used_bytes = self._device.memory_used_bytes(self.model)
+        self.memory_used_bytes = self._device.memory_used_bytes()
         if self.memory_used_bytes <= self._memory_bound_bytes:
             return True
         _log.error(
             "slot %d: the device holds %d bytes after its cleanup, %d are allowed",
-            *(slot, self.memory_used_bytes, self._memory_bound_bytes),
+            slot,
+            self.memory_used_bytes,
+            self._memory_bound_bytes,
         )
         return False

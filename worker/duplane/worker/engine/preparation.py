@@ -14,8 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from duplane.worker.engine.events import FailedUnit, failed_unit
-from duplane.worker.engine.interfaces import Model
-from duplane.worker.models.minicpm_o.types import Unit, UnitFailure
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.interface import Preparer
+from duplane.worker.models.types import UnitFailure
 
 R = TypeVar("R")
 
@@ -65,10 +66,13 @@ class Preparation:
         self._started = []
 
 
-def decode_frames(model: Model, unit: Unit) -> Unit | FailedUnit:
-    """Return the unit with decoded frames, or the answer that refuses the unit.
+def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedUnit:
+    """Prepare the unit of a record. Return the record, or the answer that refuses the unit.
 
-    Decoding a frame takes some milliseconds.
+    A unit without pictures takes microseconds; a picture takes some milliseconds.
     """
-    prepared = model.prepare(unit)
-    return failed_unit(unit, prepared) if isinstance(prepared, UnitFailure) else prepared
+    prepared = preparer.unit(record.unit)
+    if isinstance(prepared, UnitFailure):
+        return failed_unit(record, prepared)
+    record.unit = prepared
+    return record

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.preparation import Preparation
-from duplane.worker.models.minicpm_o.types import PastUnit, Unit
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.interface import Continue, Open, StartChat
+from duplane.worker.models.types import PastUnit
 
 
 class SlotChannel:
@@ -16,17 +18,16 @@ class SlotChannel:
     `on_event` is called on the event loop, in the order of the events. The device thread's lock
     guards `inbox` and these fields:
 
-    - `is_ready`: the conversation is open and may run.
-    - `is_muted`: the conversation must not run any more.
+    - `is_ready`: the conversation is open, so units may run and past units may be rebuilt.
+    - `is_muted`: the slot's work must not continue.
+    - `next`: the item that comes before any unit: an item that opens the slot, or the rest of
+      unfinished work. None if there is neither.
+    - `since`: when the work that `next` belongs to began, as a number that rises.
+    - `begun`: the unit whose pictures `next` continues, if it does.
     - `credit`: how many steps of a chat may still run.
     - `past_units`: the units that are still to be rebuilt; None if there are none.
     - `has_more_past`: more past units follow these.
-    - `rebuild_number`: 0 before the first past units come; then lower if the rebuild began earlier.
-
-    Only the device thread uses these fields:
-
-    - `begun`: a unit with many pictures, of which some were fed in earlier rounds; or None.
-    - `begun_rows`: how many rows of this unit are left.
+    - `rebuild_since`: when the conversation's rebuild began, as a number that rises; None before.
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
@@ -35,10 +36,18 @@ class SlotChannel:
         self.on_event = on_event
         self.preparation = Preparation()
         self.is_ready = False
-        self.begun: Unit | None = None
-        self.begun_rows = 0
-        self.credit = 0
         self.is_muted = False
+        self.next: Open | StartChat | Continue | None = None
+        self.since = 0
+        self.begun: UnitRecord | None = None
+        self.credit = 0
         self.past_units: list[PastUnit] | None = None
         self.has_more_past = False
-        self.rebuild_number = 0
+        self.rebuild_since: int | None = None
+
+    def stop(self) -> None:
+        """Take no more work, because the conversation is lost or the chat is over."""
+        self.is_ready = False
+        self.next = None
+        self.begun = None
+        self.past_units = None

@@ -11,73 +11,113 @@ from dataclasses import replace
 
 import numpy as np
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, Samples
-from duplane.worker.engine.interfaces import Model
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
     ChatOptions,
+    ChatOutput,
     ChatPart,
     ChatRequest,
     ChatRole,
 )
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.interface import (
+    Continue,
+    Item,
+    Model,
+    ModelConstants,
+    Open,
+    Preparer,
+    Result,
+    RunUnit,
+    StartChat,
+    Unfinished,
+)
+from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
+    FloatArray,
     OptionError,
     Unit,
     UnitFailure,
+    UnitOutput,
 )
 
 _UNITS = 3
 _CHAT_STEPS = 4  # prompt, text, speech, and the text after the speech
+_ROWS = 1024  # in one call
+_UNIT, _CHAT = "a unit of noise", "a chat"
 _FRAME = base64.b64decode(  # a PNG of one grey pixel, which the model scales up
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 )
 
 
-def warm_up(model: Model) -> None:
+def warm_up(preparer: Preparer, model: Model) -> None:
     """Run all stages once in slot 0 and clean the slot. Raises RuntimeError if the model fails."""
-    noise = np.random.default_rng(0).normal(0, 0.05, INPUT_RATE_HERTZ).astype(np.float32)
-    _run_units(model, noise)
+    constants = model.constants
+    noise = _noise(constants)
+    _run_units(preparer, model, noise)
     _clean_up(model)
-    if model.has_chat:
-        _run_chat(model, noise)
+    if constants.has_chat:
+        _run_chat(preparer, model, noise)
         _clean_up(model)
 
 
-def _run_units(model: Model, noise: Samples) -> None:
+def _noise(constants: ModelConstants) -> FloatArray:
+    """Return the sound of one unit."""
+    sample_count = round(constants.unit_s * constants.input_hertz)
+    return np.random.default_rng(0).normal(0, 0.05, sample_count).astype(np.float32)
+
+
+def _run_units(preparer: Preparer, model: Model, noise: FloatArray) -> None:
     options = ConversationOptions(
         decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0, length_penalty=1.0
     )
-    model.open(0, options)
-    frames = (_FRAME,) if model.sees_frames else ()
+    _finish(model, Open(0, preparer.conversation(options)), _UNIT)
+    frames = (_FRAME,) if model.constants.accepts_pictures else ()
     for _ in range(_UNITS):
-        for result in model.step([Unit(0, noise, frames=frames)]):
-            if isinstance(result, UnitFailure) and result.is_fatal:
-                raise RuntimeError(f"the model fails on a unit of noise: {result.message}")
-        if model.settle([0]):
-            raise RuntimeError("the model cannot settle a unit of noise")
+        unit = preparer.unit(Unit(0, noise, frames=frames))
+        if isinstance(unit, UnitFailure):
+            raise RuntimeError(f"the model refuses a unit of noise: {unit.message}")
+        results = _finish(model, RunUnit(unit), _UNIT)
+        if not any(isinstance(result, UnitOutput | UnitFailure) for result in results):
+            raise RuntimeError("the model does not answer a unit of noise")
 
 
-def _run_chat(model: Model, noise: Samples) -> None:
+def _run_chat(preparer: Preparer, model: Model, noise: FloatArray) -> None:
     """Answer a chat with a picture, a sound and text, up to the first speech."""
-    pictures: list[ChatPart] = [ChatImage(_FRAME)] if model.sees_frames else []
+    pictures: list[ChatPart] = [ChatImage(_FRAME)] if model.constants.accepts_pictures else []
     message = ChatMessage(ChatRole.USER, (*pictures, ChatAudio(noise), "Hi"))
     options = ChatOptions(decode_mode=DecodeMode.GREEDY, max_new_tokens=20, seed=0, max_slices=1)
     spoken = replace(options, generate_audio=True)
     try:
-        prepared = model.prepare_chat(ChatRequest((message,), spoken), _go_on)
+        prepared = preparer.chat(ChatRequest((message,), spoken), _go_on)
     except OptionError:  # the checkpoint has no voice
-        prepared = model.prepare_chat(ChatRequest((message,), options), _go_on)
-    model.open_chat(0, prepared)
+        prepared = preparer.chat(ChatRequest((message,), options), _go_on)
+    results = _advance(model, StartChat(0, prepared), _CHAT)
     for _ in range(_CHAT_STEPS):
-        for result in model.chat_step([0]):
-            if isinstance(result, UnitFailure):
-                raise RuntimeError(f"the model fails on a chat: {result.message}")
-            if result.finish is not None:
+        rest = [result for result in results if isinstance(result, Unfinished)]
+        step = Continue(0, rest[0].part, rest[0].rows)
+        for result in _advance(model, step, _CHAT):
+            if isinstance(result, ChatOutput) and result.finish is not None:
                 return
+
+
+def _finish(model: Model, item: Item, what: str) -> list[Result]:
+    """Advance an item until nothing of it is left; return all results."""
+    results = _advance(model, item, what)
+    while results and isinstance(rest := results[-1], Unfinished):
+        results += _advance(model, Continue(rest.slot, rest.part, rest.rows), what)
+    return results
+
+
+def _advance(model: Model, item: Item, what: str) -> list[Result]:
+    """Advance an item once. Raises RuntimeError that names `what` for a fatal failure."""
+    results = list(model.advance([item], _ROWS))
+    for result in results:
+        if isinstance(result, UnitFailure) and result.is_fatal:
+            raise RuntimeError(f"the model fails on {what}: {result.message}")
+    return results
 
 
 def _go_on() -> None:

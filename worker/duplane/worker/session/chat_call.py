@@ -8,8 +8,8 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import ChatStep, Event, Lost
-from duplane.worker.engine.interfaces import PreparedChat
-from duplane.worker.models.minicpm_o.types import OptionError
+from duplane.worker.models.interface import PreparedChat
+from duplane.worker.models.types import OptionError
 from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
 from duplane.worker.session.chat_options import chat_request, ignored_paths, invalid_chat
 from duplane.worker.session.chat_reporter import ChatReporter
@@ -60,7 +60,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
     async def _prepare(self) -> PreparedChat:
         """Check the request, decode its videos and lay out its prompt, without the device."""
         try:
-            chat = chat_request(self._request, self._limits)
+            chat = chat_request(self._request, self._limits, self._engine.model.input_hertz)
             prepare_picture = partial(self._engine.prepare_picture, self.channel)
             chat = await self._videos.fill(chat, self._request, prepare_picture)
             return await self._engine.prepare_chat(self.channel, chat)

@@ -10,8 +10,7 @@ from typing import Any
 from duplane.fabric.bounds import CHAT_CONFIG, MAX_STACK_FRAME_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.engine.interfaces import PreparedChat
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -21,7 +20,8 @@ from duplane.worker.models.minicpm_o.chat.types import (
     ChatRole,
     ChatVideo,
 )
-from duplane.worker.models.minicpm_o.types import OptionError
+from duplane.worker.models.interface import PreparedChat
+from duplane.worker.models.types import OptionError
 from duplane.worker.session.fields import (
     DECODE_MODES,
     invalid,
@@ -44,11 +44,13 @@ _ROLES = {
 }
 
 
-def chat_request(request: session_pb2.ChatRequest, limits: SessionLimits) -> ChatRequest:
+def chat_request(
+    request: session_pb2.ChatRequest, limits: SessionLimits, input_hertz: int
+) -> ChatRequest:
     """Return the request in the model's types. Absent fields keep the model's defaults.
 
-    Videos are empty here; `Videos.fill` decodes them. Raises FabricError INVALID_FIELD with the
-    path of the field in `ChatRequest`.
+    `input_hertz` is the rate of the voice. Videos are empty here; `Videos.fill` decodes them.
+    Raises FabricError INVALID_FIELD with the path of the field in `ChatRequest`.
     """
     if len(request.messages) > limits.max_chat_messages:
         fault = f"are {len(request.messages)}, more than {limits.max_chat_messages}"
@@ -57,7 +59,7 @@ def chat_request(request: session_pb2.ChatRequest, limits: SessionLimits) -> Cha
     messages = tuple(
         _message(message, f"messages[{index}]") for index, message in enumerate(request.messages)
     )
-    chosen = _config(request.config, limits)
+    chosen = _config(request.config, limits, input_hertz)
     if request.HasField("seed"):
         chosen["seed"] = request.seed
     try:
@@ -131,7 +133,9 @@ def _part(part: session_pb2.ChatPart, path: str) -> ChatPart:
             raise invalid(path, "is empty")
 
 
-def _config(config: session_pb2.ChatConfig, limits: SessionLimits) -> dict[str, Any]:
+def _config(
+    config: session_pb2.ChatConfig, limits: SessionLimits, input_hertz: int
+) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "is_thinking": config.is_thinking,
         "generate_audio": config.generate_audio,
@@ -149,5 +153,7 @@ def _config(config: session_pb2.ChatConfig, limits: SessionLimits) -> dict[str, 
     if config.HasField("use_image_id"):
         chosen["use_image_id"] = config.use_image_id
     if config.tts_voice:
-        chosen["tts_voice"] = read_voice("config.tts_voice", config.tts_voice, limits.max_voice_s)
+        chosen["tts_voice"] = read_voice(
+            "config.tts_voice", config.tts_voice, input_hertz, limits.max_voice_s
+        )
     return chosen

@@ -17,9 +17,9 @@ from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import ChatStep
-from duplane.worker.engine.interfaces import PreparedChat
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.models.minicpm_o.chat.types import ChatOutput, Finish
+from duplane.worker.models.chat import ChatOutput, Finish
+from duplane.worker.models.interface import PreparedChat
 from duplane.worker.session.stages import stage_attributes, stage_times
 
 _FINISH_REASONS = {

@@ -14,20 +14,21 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import (
+    AnsweredUnit,
     ChatStep,
     Event,
     FailedUnit,
     Lost,
-    OpenRefused,
     RebuildRefused,
 )
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.engine.preparation import AbandonedError
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.types import (
     ConversationOptions,
     Opened,
+    OptionError,
     PastUnit,
     Rebuilt,
-    Unit,
-    UnitOutput,
 )
 from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
 from duplane.worker.session.call_state import CallState, CallStateMachine
@@ -127,14 +128,24 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
                     self.close(session_pb2.CLOSE_REASON_CLIENT)
 
     async def _open(self, request: session_pb2.Open) -> None:
-        options, self._short_voices = conversation_options(request, self._limits)
+        rate = self._engine.model.input_hertz
+        options, self._short_voices = conversation_options(request, self._limits, rate)
         self._options = options
         self._token_limit = token_limit(request, self._token_limit)
         self._sent_paths = sent_paths(request)
         _log.debug("opens with the settings %s", sorted(self._sent_paths))
         self._reporter.opening()
-        await self._engine.prepare_options(self.channel, options)
-        self._engine.open(self.channel, options)
+        try:
+            prepared = await self._engine.prepare_conversation(self.channel, options)
+        except OptionError as error:
+            raise invalid_option(error) from None
+        except AbandonedError:
+            raise
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: the conversation could not be prepared", self.channel.slot)
+            self._on_lost()
+            return
+        self._engine.open(self.channel, prepared)
 
     async def _rebuild(self, request: session_pb2.Rebuild) -> None:
         """Let the model rebuild past units, and answer when all of them are rebuilt.
@@ -151,6 +162,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         units = check_units(
             request,
             self._limits,
+            self._engine.model,
             slot=self.channel.slot,
             last_sequence=self._last_sequence,
             is_omni=self._is_omni,
@@ -171,12 +183,11 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         """Rebuild some units of a message, from number `first` on; return the context length."""
         units = list(part)
         for index, past in enumerate(units):
-            if past.unit.frames:
-                entry = await self._engine.prepare_unit(self.channel, past.unit)
-                if isinstance(entry, FailedUnit):
-                    path = f"rebuild.units[{first + index}].{entry.field}"
-                    raise FabricError(Reason.INVALID_FIELD, entry.message, field=path)
-                units[index] = replace(past, unit=entry)
+            entry = await self._engine.prepare_unit(self.channel, UnitRecord(past.unit))
+            if isinstance(entry, FailedUnit):
+                path = f"rebuild.units[{first + index}].{entry.field}"
+                raise FabricError(Reason.INVALID_FIELD, entry.message, field=path)
+            units[index] = replace(past, unit=entry.unit)
         self._rebuilt = asyncio.get_running_loop().create_future()
         self._engine.rebuild(self.channel, units, has_more=has_more)
         return (await self._rebuilt).context_length
@@ -185,13 +196,14 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         entry = check_unit(
             request,
             self._limits,
+            self._engine.model,
             slot=self.channel.slot,
             last_sequence=self._last_sequence,
             is_omni=self._is_omni,
             is_paused=self._state.state is CallState.PAUSED,
         )
         self._last_sequence = max(self._last_sequence, request.sequence)
-        if isinstance(entry, Unit) and entry.frames:
+        if isinstance(entry, UnitRecord):
             # No message is read during this wait, so units keep their order and are decoded one at
             # a time.
             entry = await self._engine.prepare_unit(self.channel, entry)
@@ -204,17 +216,15 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         if self._end.done():
             return
         match event:
-            case UnitOutput():
+            case AnsweredUnit():
                 delta = self._reporter.delta(event, time.monotonic())
                 self._send(session_pb2.ConverseResponse(delta=delta))
-                if self._is_bounded and event.context_length >= self._token_limit:
+                if self._is_bounded and event.output.context_length >= self._token_limit:
                     self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             case FailedUnit():
                 self._on_failed_unit(event)
             case Opened():
                 self._on_opened(event)
-            case OpenRefused():
-                self.end(invalid_option(event.error))
             case Rebuilt() | RebuildRefused():
                 self._on_rebuilt(event)
             case Lost():

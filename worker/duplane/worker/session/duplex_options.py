@@ -12,7 +12,7 @@ from typing import Any
 from duplane.fabric.bounds import DUPLEX_CONFIG
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.models.minicpm_o.types import ConversationOptions, OptionError, WindowMode
+from duplane.worker.models.types import ConversationOptions, OptionError, WindowMode
 from duplane.worker.session.fields import DECODE_MODES, invalid, read_numbers, read_voice
 from duplane.worker.settings import SessionLimits
 
@@ -51,11 +51,11 @@ def sent_paths(request: session_pb2.Open) -> frozenset[str]:
 
 
 def conversation_options(
-    request: session_pb2.Open, limits: SessionLimits
+    request: session_pb2.Open, limits: SessionLimits, input_hertz: int
 ) -> tuple[ConversationOptions, frozenset[str]]:
     """Return the options that `request` sets, and the paths of voices that are too short.
 
-    Absent fields keep the model's defaults.
+    Absent fields keep the model's defaults. `input_hertz` is the rate of the voices.
 
     Raises FabricError INVALID_FIELD with the path of the field in `Open`.
     """
@@ -70,7 +70,7 @@ def conversation_options(
     voices = {"llm_voice": request.llm_voice, "tts_voice": request.tts_voice}
     for name, pcm in voices.items():
         if pcm:
-            chosen[name] = read_voice(name, pcm, limits.max_voice_s)
+            chosen[name] = read_voice(name, pcm, input_hertz, limits.max_voice_s)
     short = frozenset(name for name in voices if chosen.get(name, name) is None)
     try:
         return ConversationOptions(**chosen), short

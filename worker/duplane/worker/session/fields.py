@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, samples_from_pcm
+from duplane.fabric.audio import AudioError, Samples, samples_from_pcm
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.models.minicpm_o.types import DecodeMode
+from duplane.worker.models.types import DecodeMode
 
 DECODE_MODES: Mapping[int, DecodeMode] = {
     session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
     session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
 }
 
-LEAST_VOICE_SAMPLES = INPUT_RATE_HERTZ // 10
-"""Least number of samples of a voice. A shorter clip is ignored and named in `ignored_fields`."""
+LEAST_VOICE_S = 0.1
+"""Least duration of a voice. A shorter clip is ignored and named in `ignored_fields`."""
 
 
 def invalid(path: str, fault: str) -> FabricError:
@@ -46,7 +46,7 @@ def read_numbers(
 
 
 def read_samples(path: str, pcm: bytes) -> Samples:
-    """Return the 16 kHz samples in `pcm` as a copy, because torch needs writable memory.
+    """Return the samples in `pcm` as a copy, because torch needs writable memory.
 
     Raises FabricError INVALID_FIELD.
     """
@@ -56,15 +56,15 @@ def read_samples(path: str, pcm: bytes) -> Samples:
         raise invalid(path, str(error)) from None
 
 
-def read_voice(path: str, pcm: bytes, max_s: float) -> Samples | None:
+def read_voice(path: str, pcm: bytes, rate_hertz: int, max_s: float) -> Samples | None:
     """Return the samples of a voice, or None if the clip is too short to be a voice.
 
     Raises FabricError INVALID_FIELD.
     """
     samples = read_samples(path, pcm)
-    if samples.size < LEAST_VOICE_SAMPLES:
+    seconds = samples.size / rate_hertz
+    if seconds < LEAST_VOICE_S:
         return None
-    seconds = samples.size / INPUT_RATE_HERTZ
     if seconds > max_s:
         raise invalid(path, f"lasts {seconds:.1f} s, more than {max_s:g} s")
     return samples

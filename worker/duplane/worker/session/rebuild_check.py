@@ -9,12 +9,15 @@ from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
-from duplane.worker.models.minicpm_o.types import PastUnit, StateChange
+from duplane.worker.models.interface import ModelConstants
+from duplane.worker.models.types import PastUnit, StateChange
 from duplane.worker.session.fields import invalid
 from duplane.worker.session.unit_check import check_unit
 from duplane.worker.settings import SessionLimits
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_STATE_BYTES = 64 * 1024
+"""Maximum number of bytes of the state of one unit."""
 
 
 def check_model(request: session_pb2.Rebuild, digest: str) -> None:
@@ -29,6 +32,7 @@ def check_model(request: session_pb2.Rebuild, digest: str) -> None:
 def check_units(
     request: session_pb2.Rebuild,
     limits: SessionLimits,
+    model: ModelConstants,
     *,
     slot: int,
     last_sequence: int,
@@ -46,6 +50,7 @@ def check_units(
         entry = check_unit(
             unit,
             limits,
+            model,
             slot=slot,
             last_sequence=last_sequence,
             is_omni=is_omni,
@@ -56,20 +61,17 @@ def check_units(
             raise FabricError(
                 Reason.INVALID_FIELD, f"{path}: {entry.message}", field=f"{path}.{field}"
             )
-        if not past.HasField("state_change"):
-            raise invalid(f"{path}.state_change", "is missing")
-        change = past.state_change
+        if not (past.rebuild_state or past.HasField("state_change")):
+            raise invalid(f"{path}.rebuild_state", "is missing")
+        if (size := len(past.rebuild_state)) > MAX_STATE_BYTES:
+            raise invalid(f"{path}.rebuild_state", f"is {size} bytes, more than {MAX_STATE_BYTES}")
         past_units.append(
             PastUnit(
-                entry,
+                entry.unit,
                 tuple(past.token_ids),
-                StateChange(
-                    tuple(change.speech_token_ids),
-                    tuple(change.chosen_token_ids),
-                    change.draw_count,
-                    change.interrupted_turn,
-                ),
+                past.rebuild_state,
                 past.context_token_count,
+                None if past.rebuild_state else _change(past.state_change),
             )
         )
         last_sequence = past.sequence
@@ -90,6 +92,16 @@ def parts_of(units: Sequence[PastUnit], picture_unit_count: int) -> Iterator[Seq
             begin, count = index, 0
         count += 1
     yield units[begin:]
+
+
+def _change(change: session_pb2.StateChange) -> StateChange:
+    """Return the state of a unit that a worker of release 0.1 ran."""
+    return StateChange(
+        tuple(change.speech_token_ids),
+        tuple(change.chosen_token_ids),
+        change.draw_count,
+        change.interrupted_turn,
+    )
 
 
 def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Unit]:

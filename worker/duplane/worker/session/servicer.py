@@ -149,7 +149,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             spans.WORKER_SESSION, parent=client_trace, attributes=_attributes(claims)
         )
         trace = client_trace if client_trace.traceparent else spans.inject(span)
-        unit_spans = UnitSpans(claims, self._tracer, trace, spans.inject(span))
+        unit_spans = UnitSpans(
+            claims, self._tracer, trace, spans.inject(span), self._engine.model.unit_s
+        )
         reporter = UnitReporter(unit_spans, self._metrics)
 
         def on_pause(is_paused: bool) -> None:

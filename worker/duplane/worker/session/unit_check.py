@@ -1,16 +1,18 @@
-"""Converts a client's unit to a checked `Unit`, or to the answer that refuses the unit."""
+"""Converts a client's unit to the record of a checked unit, or to the answer that refuses it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, samples_from_pcm
+from duplane.fabric.audio import AudioError, samples_from_pcm
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
-from duplane.worker.models.minicpm_o.types import Unit
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.interface import ModelConstants
+from duplane.worker.models.types import Unit
 from duplane.worker.settings import SessionLimits
 
 UNIT_TOO_LONG = "UNIT_TOO_LONG"
@@ -27,13 +29,14 @@ class _BadUnitError(Exception):
 def check_unit(
     request: session_pb2.Unit,
     limits: SessionLimits,
+    model: ModelConstants,
     *,
     slot: int,
     last_sequence: int,
     is_omni: bool,
     is_paused: bool,
-) -> Unit | FailedUnit:
-    """Return the unit with its time of arrival, or the answer that names the invalid field.
+) -> UnitRecord | FailedUnit:
+    """Return the unit's record with its time of arrival, or the answer that names the bad field.
 
     The worker checks samples only here, so the audio of every `Unit` is finite float32.
     """
@@ -57,23 +60,26 @@ def check_unit(
             raise _BadUnitError(f"audio: {error}", "audio") from None
         if not (samples.size or request.video_frames):
             raise _BadUnitError("audio is empty", "audio")
-        if (seconds := samples.size / INPUT_RATE_HERTZ) > limits.max_unit_s:
-            fault = f"audio lasts {seconds:.1f} s, more than {limits.max_unit_s:g} s"
+        most_s = limits.max_unit_s * model.unit_s
+        if (seconds := samples.size / model.input_hertz) > most_s:
+            fault = f"audio lasts {seconds:.1f} s, more than {most_s:g} s"
             raise _BadUnitError(fault, "audio", UNIT_TOO_LONG)
     except _BadUnitError as error:
         sequence, fault = request.sequence, str(error)
         return FailedUnit(sequence, error.reason, fault, error.field, receive_time_ns, trace)
-    return Unit(
-        slot,
-        samples,
-        request.force_listen,
-        tuple(request.video_frames),
-        max_slices,
-        request.sequence,
+    return UnitRecord(
+        Unit(
+            slot,
+            samples,
+            request.force_listen,
+            tuple(request.video_frames),
+            max_slices,
+            request.sequence,
+        ),
         received_s,
         receive_time_ns,
-        trace,
         to_wall_ns(request.receive_time),
+        trace,
         received_s,
     )
 

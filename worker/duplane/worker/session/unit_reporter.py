@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from duplane.fabric.audio import pcm_from_samples
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.engine.events import FailedUnit
+from duplane.worker.engine.events import AnsweredUnit, FailedUnit
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.models.minicpm_o.types import UnitOutput
+from duplane.worker.models.types import StateChange
 from duplane.worker.session.stages import stage_times
 from duplane.worker.session.unit_spans import UnitSpans
 
@@ -32,22 +32,23 @@ class UnitReporter:
         """Record that the conversation is open."""
         self._spans.opened()
 
-    def delta(self, output: UnitOutput, now_s: float) -> session_pb2.Delta:
+    def delta(self, answered: AnsweredUnit, now_s: float) -> session_pb2.Delta:
         """Return the delta of a unit. `now_s` is the present monotonic time."""
-        unit, change = output.unit, output.change
-        free_s = min(max(unit.settle_s[1], unit.queued_s), unit.started_s)
+        record, output = answered.record, answered.output
+        free_s = min(max(record.settle_s[1], record.queued_s), record.started_s)
         stages_s = {
-            "prepare": unit.queued_s - unit.received_s,
-            "inbox": free_s - unit.queued_s,
-            "device": unit.started_s - free_s,
+            "prepare": record.queued_s - record.received_s,
+            "inbox": free_s - record.queued_s,
+            "device": record.started_s - free_s,
             **output.stage_s,
-            "total": now_s - unit.received_s,
+            "total": now_s - record.received_s,
         }
         delta = session_pb2.Delta(
-            sequence=unit.sequence,
-            end_of_turn=output.end_of_turn or change.interrupted_turn,
+            sequence=record.sequence,
+            end_of_turn=output.end_of_turn or output.interrupted_turn,
+            interrupted_turn=output.interrupted_turn,
             context_token_count=output.context_length,
-            dropped_unit_count=unit.dropped_count - self._reported_dropped_count,
+            dropped_unit_count=record.dropped_count - self._reported_dropped_count,
             token_counts=session_pb2.TokenCounts(
                 input_audio_token_count=output.input_audio_count,
                 input_video_token_count=output.input_video_count,
@@ -57,25 +58,22 @@ class UnitReporter:
             ),
             stage_times=stage_times(stages_s),
             token_ids=output.token_ids,
-            state_change=session_pb2.StateChange(
-                speech_token_ids=change.speech_token_ids,
-                chosen_token_ids=change.chosen_token_ids,
-                draw_count=change.draw_count,
-                interrupted_turn=change.interrupted_turn,
-            ),
+            rebuild_state=output.state,
+            state_change=_state_change(output.change),
         )
         if output.is_listen:
             delta.listen.SetInParent()
         else:
             delta.speech.text = output.text
             delta.speech.audio = pcm_from_samples(output.audio)
+            delta.speech.sample_count = output.audio.size
         self._unit_count += 1
-        self._metrics.unit(output, delta, stages_s)
-        self._reported_dropped_count = unit.dropped_count
+        self._metrics.unit(answered, delta, stages_s)
+        self._reported_dropped_count = record.dropped_count
         for name in _COUNTS:
             total = getattr(self._token_counts, name) + getattr(delta.token_counts, name)
             setattr(self._token_counts, name, total)
-        if trace := self._spans.delta(output, delta, now_s):
+        if trace := self._spans.delta(answered, delta, now_s):
             delta.trace.CopyFrom(trace)
         return delta
 
@@ -103,3 +101,15 @@ class UnitReporter:
             unit_count=self._unit_count,
             dropped_unit_count=dropped_count,
         )
+
+
+def _state_change(change: StateChange | None) -> session_pb2.StateChange | None:
+    """Return the state of a unit for workers of release 0.1."""
+    if change is None:
+        return None
+    return session_pb2.StateChange(
+        speech_token_ids=change.speech_token_ids,
+        chosen_token_ids=change.chosen_token_ids,
+        draw_count=change.draw_count,
+        interrupted_turn=change.interrupted_turn,
+    )

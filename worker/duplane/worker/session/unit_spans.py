@@ -9,38 +9,37 @@ from opentelemetry.trace import Link, Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from duplane.fabric.monitoring import spans
-from duplane.fabric.monitoring.metrics import UNIT_DEADLINE_S
 from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
-from duplane.worker.engine.events import BatchRecord, FailedUnit
+from duplane.worker.engine.events import AnsweredUnit, FailedUnit
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.models.minicpm_o.types import Unit, UnitOutput
+from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
 from duplane.worker.session.stages import stage_attributes
 
-_DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
 
-
-def unit_stages(unit: Unit, stage_s: Mapping[str, float], now_s: float) -> list[tuple[str, float]]:
+def unit_stages(
+    record: UnitRecord, stage_s: Mapping[str, float], now_s: float
+) -> list[tuple[str, float]]:
     """Return the stages of a unit in order, each with its beginning by the monotonic clock.
 
     Each stage lasts until the next one, the last stage until `now_s`. `stage_s` has the durations
     of the batch's stages. Stages that took no time are left out.
     """
-    settle_s, settled_s = unit.settle_s
+    settle_s, settled_s = record.settle_s
     ends_s = [
-        (spans.PREPARE, unit.queued_s),
-        (spans.INBOX, min(settle_s, unit.started_s)),
-        (spans.SETTLE, min(settled_s, unit.started_s)),
-        (spans.DEVICE, unit.started_s),
+        (spans.PREPARE, record.queued_s),
+        (spans.INBOX, min(settle_s, record.started_s)),
+        (spans.SETTLE, min(settled_s, record.started_s)),
+        (spans.DEVICE, record.started_s),
     ]
-    end_s = unit.started_s
+    end_s = record.started_s
     for stage in spans.MODEL_STAGES:
         if seconds := stage_s.get(stage, 0.0):
             end_s += seconds
-            ends_s.append((stage, min(end_s, unit.finished_s)))
-    ends_s += [(spans.RUN, unit.finished_s), (spans.DELIVER, now_s)]
+            ends_s.append((stage, min(end_s, record.finished_s)))
+    ends_s += [(spans.RUN, record.finished_s), (spans.DELIVER, now_s)]
     stages: list[tuple[str, float]] = []
-    begin_s = unit.received_s
+    begin_s = record.received_s
     for stage, end_s in ends_s:
         if end_s > begin_s:
             stages.append((stage, begin_s))
@@ -51,7 +50,8 @@ def unit_stages(unit: Unit, stage_s: Mapping[str, float], now_s: float) -> list[
 class UnitSpans:
     """The spans of one session's units. They link to `trace`, the session's span in the edge.
 
-    `parent` is the worker's span of the session.
+    `parent` is the worker's span of the session. A unit is late if its delta comes more than
+    `unit_s` after the edge received the unit.
     """
 
     def __init__(
@@ -60,9 +60,11 @@ class UnitSpans:
         telemetry: Telemetry,
         trace: trace_pb2.TraceContext | None,
         parent: trace_pb2.TraceContext | None,
+        unit_s: float,
     ) -> None:
         self._telemetry = telemetry
         self._parent = parent
+        self._deadline_ns = int(unit_s * 1e9)
         self._links = spans.link_to(trace)
         self._is_sampled = spans.is_sampled(trace)
         self._opening: Span | None = None
@@ -91,28 +93,28 @@ class UnitSpans:
         self.opened()
 
     def delta(
-        self, output: UnitOutput, delta: session_pb2.Delta, now_s: float
+        self, answered: AnsweredUnit, delta: session_pb2.Delta, now_s: float
     ) -> trace_pb2.TraceContext | None:
         """Record the span of a unit that has a delta. Return the trace context for the delta."""
-        unit = output.unit
+        record, output = answered.record, answered.output
         if not self._telemetry.is_exported:
-            return unit.trace  # unchanged, so that the edge does not treat the unit as late
-        end_ns = _wall_ns(unit, now_s)
-        is_late = end_ns - (unit.edge_time_ns or unit.receive_time_ns) > _DEADLINE_NS
-        is_kept = is_late or (spans.is_sampled(unit.trace) if unit.trace else self._is_sampled)
-        parent = spans.extract(unit.trace)
+            return record.trace  # unchanged, so that the edge does not treat the unit as late
+        end_ns = _wall_ns(record, now_s)
+        is_late = end_ns - (record.edge_time_ns or record.receive_time_ns) > self._deadline_ns
+        is_kept = is_late or (spans.is_sampled(record.trace) if record.trace else self._is_sampled)
+        parent = spans.extract(record.trace)
         ids = SpanIds.new(parent.trace_id)
         context = trace_pb2.TraceContext(traceparent=ids.traceparent(is_sampled=is_kept))
         if not is_kept:
             return context
-        stages = unit_stages(unit, output.stage_s, now_s)
+        stages = unit_stages(record, output.stage_s, now_s)
         counts = delta.token_counts
         input_count = counts.input_audio_token_count + counts.input_video_token_count
         attributes = {
             **self._attributes,
-            spans.UNIT_SEQUENCE: unit.sequence,
+            spans.UNIT_SEQUENCE: record.sequence,
             spans.UNIT_OUTCOME: delta.WhichOneof("outcome") or "",
-            spans.BATCH_SIZE: unit.batch_size,
+            spans.BATCH_SIZE: record.batch.size if record.batch else 1,
             spans.CONTEXT_TOKEN_COUNT: delta.context_token_count,
             **stage_attributes(_durations(stages, now_s)),
         }
@@ -124,12 +126,12 @@ class UnitSpans:
             FinishedSpan(
                 spans.WORKER_UNIT,
                 ids,
-                unit.receive_time_ns,
+                record.receive_time_ns,
                 end_ns,
                 attributes,
                 parent=parent if parent.is_valid else None,
-                links=self._links_of(unit),
-                stages=[(stage, _wall_ns(unit, begin_s)) for stage, begin_s in stages],
+                links=self._links_of(record),
+                stages=[(stage, _wall_ns(record, begin_s)) for stage, begin_s in stages],
                 token_counts={
                     "prefill": {
                         spans.INPUT_TOKEN_COUNT: input_count + counts.input_text_token_count
@@ -143,26 +145,31 @@ class UnitSpans:
 
     def failed(self, failure: FailedUnit) -> None:
         """Record the span of a unit that has no output."""
-        self._ended(failure, failure.unit, {spans.ERROR_TYPE: failure.reason}, spans.FAILED)
+        self._ended(failure, failure.record, {spans.ERROR_TYPE: failure.reason}, spans.FAILED)
 
     def dropped(self, entry: Entry) -> None:
         """Record the span of a unit that was dropped in the inbox."""
-        self._ended(entry, entry if isinstance(entry, Unit) else None, {}, spans.DROPPED)
+        self._ended(entry, entry if isinstance(entry, UnitRecord) else None, {}, spans.DROPPED)
 
     def _ended(
-        self, entry: Entry, unit: Unit | None, attributes: dict[str, AttributeValue], outcome: str
+        self,
+        entry: Entry,
+        record: UnitRecord | None,
+        attributes: dict[str, AttributeValue],
+        outcome: str,
     ) -> None:
-        """Record the span of a unit without a delta. `unit` is None if the unit was refused."""
+        """Record the span of a unit without a delta. `record` is None if the unit was refused."""
         if not self._telemetry.is_exported:
             return
         now_s, end_ns = time.monotonic(), time.time_ns()
         stages = [(spans.PREPARE, entry.receive_time_ns)]
-        if unit is not None:
-            if not unit.finished_s:  # it did not run
-                unit.started_s = unit.finished_s = now_s
-                unit.settle_s = (now_s, now_s)
-            begun = unit_stages(unit, {}, now_s)
-            stages = [(stage, _wall_ns(unit, begin_s)) for stage, begin_s in begun]
+        if record is not None:
+            if not record.finished_s:  # it did not run
+                record.started_s = now_s
+                record.finished_s = now_s
+                record.settle_s = (now_s, now_s)
+            begun = unit_stages(record, {}, now_s)
+            stages = [(stage, _wall_ns(record, begin_s)) for stage, begin_s in begun]
         parent = spans.extract(entry.trace)
         self._telemetry.record(
             FinishedSpan(
@@ -177,15 +184,15 @@ class UnitSpans:
                     **attributes,
                 },
                 parent=parent if parent.is_valid else None,
-                links=self._links_of(unit),
+                links=self._links_of(record),
                 stages=stages,
                 is_error=outcome == spans.FAILED,
             )
         )
 
-    def _links_of(self, unit: Unit | None) -> Sequence[Link]:
+    def _links_of(self, record: UnitRecord | None) -> Sequence[Link]:
         """Return links to the unit's session and batch. A batch with a link is exported, too."""
-        batch: BatchRecord | None = unit.batch if unit else None
+        batch = record.batch if record else None
         if batch is None:
             return self._links
         batch.ids = batch.ids or SpanIds.new()
@@ -193,7 +200,7 @@ class UnitSpans:
 
 
 class BatchReporter:
-    """Records the spans of batches with at least one exported unit."""
+    """Records the spans of batches with at least one exported record."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -230,5 +237,5 @@ def _durations(stages: Sequence[tuple[str, float]], end_s: float) -> dict[str, f
     }
 
 
-def _wall_ns(unit: Unit, monotonic_s: float) -> int:
-    return unit.receive_time_ns + int((monotonic_s - unit.received_s) * 1e9)
+def _wall_ns(record: UnitRecord, monotonic_s: float) -> int:
+    return record.receive_time_ns + int((monotonic_s - record.received_s) * 1e9)

@@ -25,8 +25,8 @@ import orjson
 from PIL import Image
 
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatImage, ChatRequest, ChatVideo
-from duplane.worker.models.minicpm_o.types import ImageError, PreparedImage
+from duplane.worker.models.chat import ChatAudio, ChatImage, ChatRequest, ChatVideo
+from duplane.worker.models.types import ImageError, PreparedPicture
 from duplane.worker.session.fields import invalid
 from duplane.worker.settings import SessionLimits
 from duplane.worker.video.bounds import VideoBounds, VideoError
@@ -40,7 +40,7 @@ _HEAD_BYTES = 1000
 _LAST_WAIT_S = 1.0  # wait for the exit status after the end of the output
 _JOINT_BYTES = 1 << 20  # allowance for the lines between joined pictures
 
-Prepare = Callable[[Image.Image, int | None], PreparedImage]
+Prepare = Callable[[Image.Image, int | None], PreparedPicture]
 
 
 class Videos:
@@ -112,7 +112,7 @@ class Videos:
                 pieces.append(ChatAudio(output))
                 continue
             picture = prepare(output, max_slices)
-            tiles_left -= len(picture.tiles)
+            tiles_left -= picture.piece_count
             if tiles_left < 0:
                 most = self._limits.max_video_pieces
                 raise VideoError(f"brings the pictures of all videos to more than {most}")

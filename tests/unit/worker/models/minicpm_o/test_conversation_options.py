@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duplane.worker.models.minicpm_o.types import ConversationOptions, OptionError
+from duplane.worker.models.types import ConversationOptions, OptionError
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from duplane.worker.models.minicpm_o.types import UnitFailure
+from duplane.worker.models.types import UnitFailure
 
 _log = logging.getLogger(__name__)
 

@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from duplane.worker.models.interface import LoadError
+
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MODEL_TYPE = "minicpmo"
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", int, float, bool, str)
 
 
-class CheckpointError(Exception):
+class CheckpointError(LoadError):
     """The checkpoint cannot be used. The message names the file, and the field or tensors."""
 
 

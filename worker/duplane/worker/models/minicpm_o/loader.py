@@ -22,15 +22,10 @@ from duplane.worker.models.minicpm_o.llm.chat_template import ChatTemplate
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.tts.talker import TURN_ROWS, Talker
-from duplane.worker.models.minicpm_o.types import (
-    INPUT_SAMPLE_RATE,
-    ConversationOptions,
-    FloatArray,
-    WindowMode,
-    WindowRules,
-)
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, WindowRules
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vision.layout import duplex_rows
+from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicVocoder
 from duplane.worker.models.minicpm_o.vocoder.vocoder import (
@@ -46,6 +41,7 @@ from duplane.worker.models.minicpm_o.vocoder.voice import (
     load_prompt_voice,
     load_vocoder_voice,
 )
+from duplane.worker.models.types import ConversationOptions, FloatArray, WindowMode
 
 TRAINING_TENSORS = ("tts.model.embed_tokens.", "tts.projector_spk.")
 """Prefixes of tensors in released checkpoints that only training uses."""
@@ -86,6 +82,24 @@ class SpeechVocoder(Protocol):
 
 
 @dataclass(frozen=True)
+class PromptParts:
+    """What laying out a prompt or a unit needs of a checkpoint. It has no weights.
+
+    `unit_rows` is the number of rows of the sound of one unit. `pictures` is None if the model
+    refuses frames, `chat_template` if it cannot chat.
+    """
+
+    tokens: Tokens
+    audio: AudioConfig
+    pictures: Pictures | None
+    chat_template: ChatTemplate | None
+
+    @property
+    def unit_rows(self) -> int:
+        return UNIT_POSITIONS // self.audio.pool
+
+
+@dataclass(frozen=True)
 class ModelParts:
     """Loaded parts, all for the same number of slots.
 
@@ -113,6 +127,12 @@ class ModelParts:
     digest: str = ""
     vision: Vision | None = None
     chat_template: ChatTemplate | None = None
+
+    @property
+    def prompts(self) -> PromptParts:
+        """The parts that prompts need."""
+        pictures = None if self.vision is None else self.vision.pictures
+        return PromptParts(self.tokens, self.audio.config, pictures, self.chat_template)
 
     @property
     def overhang(self) -> int:

@@ -10,12 +10,11 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import torch
-from PIL.Image import Image
 from torch import nn
 
-from duplane.worker.models.minicpm_o.chat.chats import Chats, PreparedChat
-from duplane.worker.models.minicpm_o.chat.prompt import Check, go_on
-from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest
+from duplane.worker.models.chat import ChatOutput
+from duplane.worker.models.minicpm_o.chat.chats import Chats
+from duplane.worker.models.minicpm_o.chat.prompt import PreparedChat
 from duplane.worker.models.minicpm_o.duplex.context_window import Window
 from duplane.worker.models.minicpm_o.duplex.conversation import (
     Conversation,
@@ -33,22 +32,19 @@ from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts, generated_rows, load_parts
+from duplane.worker.models.minicpm_o.preparer import PreparedConversation, Preparer
 from duplane.worker.models.minicpm_o.probe import Probe
 from duplane.worker.models.minicpm_o.tts.talker import TURN_ROWS
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.minicpm_o.vocoder.voice import Voices
+from duplane.worker.models.types import (
     ConversationOptions,
-    ImageError,
     Opened,
     PastUnit,
-    PreparedImage,
     Rebuilt,
     Unit,
     UnitFailure,
     UnitOutput,
 )
-from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
-from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderVoice
-from duplane.worker.models.minicpm_o.vocoder.voice import Voices
 
 
 class DuplexModel:
@@ -64,6 +60,7 @@ class DuplexModel:
         self.sampling = DuplexSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
         self._speech_stage = None
         self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
+        self.preparer = Preparer(parts, self.context_capacity, self._voices)
         if parts.talker and parts.vocoder:
             self._speech_stage = SpeechStage(parts.talker, parts.vocoder, probe)
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
@@ -152,11 +149,11 @@ class DuplexModel:
     def open(
         self, slot: int, options: ConversationOptions, *, uniforms: Uniforms | None = None
     ) -> Opened:
-        """Begin a conversation and feed its whole prompt; see `begin`.
+        """Prepare and begin a conversation, and feed its whole prompt; see `begin`.
 
         If this raises, the slot is clean.
         """
-        self.begin(slot, options, uniforms=uniforms)
+        self.begin(slot, self.preparer.conversation(options), uniforms=uniforms)
         try:
             while (opened := self.feed_prompt(slot, PREFILL_ROWS)) is None:
                 pass
@@ -167,22 +164,19 @@ class DuplexModel:
 
     @torch.inference_mode()
     def begin(
-        self, slot: int, options: ConversationOptions, *, uniforms: Uniforms | None = None
+        self, slot: int, prepared: PreparedConversation, *, uniforms: Uniforms | None = None
     ) -> None:
         """Begin a conversation in a clean slot. Then call `feed_prompt` until it is open.
 
-        The prompt includes a voice. `uniforms` replaces the numbers drawn from `options.seed`.
-        Raises `OptionError` for a prompt that does not fit or a voice that cannot be read. The slot
-        is then clean.
+        The prompt includes a voice. `uniforms` replaces the numbers drawn from the options' seed.
         """
         self._check_free(slot)
-        voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
-        room = self.context_capacity - options.max_new_speak_tokens_per_chunk
-        rules = self.parts.windows.chosen(options, self.context_capacity)
-        prompt = embed_prompt(self.parts, options.system_prompt, voice, room)
-        head_rows = len(prompt.rows) - len(prompt.tail)
-        window = Window(rules, self.tokens, head_rows, prompt.tail)
-        speech, tts_voice, ignored = self._speech(options)
+        options, prompt = prepared.options, prepared.prompt
+        rows, heard = embed_prompt(self.parts, prompt)
+        window = Window(prepared.rules, self.tokens, len(rows) - len(prompt.tail), prompt.tail)
+        speech = None
+        if self._speech_stage is not None and prepared.speaks:
+            speech = self._speech_stage.new_buffer()
         max_tokens = options.max_new_speak_tokens_per_chunk
         self.conversations[slot] = Conversation(
             slot=slot,
@@ -191,11 +185,11 @@ class DuplexModel:
             window=window,
             generated_rows=generated_rows(max_tokens),
             speech=speech,
-            opening=Opening(prompt.rows, prompt.voice, ignored),
+            opening=Opening(rows, heard, prepared.ignored),
         )
         try:
-            if self.parts.vocoder is not None and tts_voice is not None:
-                self.parts.vocoder.prime(slot, tts_voice, seed=options.seed)
+            if self.parts.vocoder is not None and prepared.voice is not None:
+                self.parts.vocoder.prime(slot, prepared.voice, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
@@ -217,21 +211,11 @@ class DuplexModel:
         conversation.opening, conversation.status = None, Status.READY
         if self._probe is not None:
             self._probe.prepared(slot, opening.voice)
-        return Opened(self.context_length(slot), opening.ignored, conversation.window.is_on)
+        return Opened(slot, self.context_length(slot), opening.ignored, conversation.window.is_on)
 
     def _check_free(self, slot: int) -> None:
         if slot in self.conversations or self.chats.has(slot):
             raise ValueError(f"slot {slot} has a conversation")
-
-    def prepare_chat(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
-        """Check a request and lay out its prompt, in any thread; see `Chats.prepare`."""
-        return self.chats.prepare(request, check)
-
-    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
-        """Cut an RGB picture of a video for a chat, in any thread; raises `ImageError`."""
-        if self.parts.vision is None:
-            raise ImageError("this checkpoint has no vision encoder")
-        return self.parts.vision.prepare_picture(picture, max_slices)
 
     @torch.inference_mode()
     def open_chat(
@@ -245,71 +229,49 @@ class DuplexModel:
         """Run one short step of the chats in these slots; see `Chats.step`."""
         return self.chats.step(slots)
 
-    def prepare_voice(self, options: ConversationOptions) -> None:
-        """Compute the conversation's voice before `open`, which then finds it in a cache.
-
-        This uses the CPU, but no slot and not the device, so any thread may call it at any time.
-        Raises the same `OptionError` as `open`.
-        """
-        if options.generate_audio and self._speech_stage is not None:
-            self._voices.choose(options.tts_voice, options.llm_voice)
-
-    def _speech(
-        self, options: ConversationOptions
-    ) -> tuple[SpeechTokens | None, VocoderVoice | None, tuple[str, ...]]:
-        """Return speech buffer and voice (None without audio), and the options without effect."""
-        can_read = self._speech_stage is not None and self._voices.reads_clips
-        ignored = ["tts_voice"] if options.tts_voice is not None and not can_read else []
-        if not options.generate_audio:
-            return None, None, tuple(ignored)
-        voice = None
-        if self._speech_stage is not None:
-            voice = self._voices.choose(options.tts_voice, options.llm_voice)
-        if self._speech_stage is None or voice is None:
-            return None, None, (*ignored, "generate_audio")
-        return self._speech_stage.new_buffer(), voice, tuple(ignored)
-
-    @property
-    def sees_frames(self) -> bool:
-        """Whether units may have frames."""
-        return self.parts.vision is not None
-
-    def row_count(self, unit: Unit) -> int:
-        """Return the number of rows of a prepared unit's input; safe in any thread."""
-        return sum(self._pipeline.inputs.count_rows(unit))
-
-    def prepare(self, unit: Unit) -> Unit | UnitFailure:
-        """Decode a unit's frames before `step`, in any thread."""
-        return self._pipeline.inputs.prepare(unit)
-
     @torch.inference_mode()
-    def step(self, units: Sequence[Unit]) -> Generator[UnitOutput | UnitFailure, None, None]:
+    def step(
+        self, units: Sequence[Unit], *, begun: Sequence[int] = ()
+    ) -> Generator[UnitOutput | UnitFailure, None, None]:
         """Run one unit per slot, together. Yield the output or failure of each when it is done.
 
-        Units that listen are yielded before the talker and the vocoder run for the others.
-        Iterate over all results, then call `settle`; otherwise the slots of the remaining
-        units can only be closed. If a unit is refused because its audio is too short, the audio is
-        kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
-        no conversation, or has one that is not ready (`Status`). If a stage raises, only the
-        conversations that cause the error are lost; see `batch_isolation`.
+        `begun` are further slots, whose units `feed_ahead` has begun. Units that listen are yielded
+        before the talker and the vocoder run for the others. Iterate over all results, then call
+        `settle`; otherwise the slots of the remaining units can only be closed. If a unit is
+        refused because its audio is too short, the audio is kept for the next unit. Raises
+        ValueError and changes nothing if a slot is named twice, has no conversation, or has one
+        that is not ready (`Status`). If a stage raises, only the conversations that cause the error
+        are lost; see `batch_isolation`.
         """
         begin, conversations = self._pipeline.begin, self.conversations
-        running = {unit.slot: begin(unit, conversations.get(unit.slot)) for unit in units}
-        if len(running) < len(units):
-            raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
+        running = {slot: self._ahead(slot) for slot in begun}
+        running |= {unit.slot: begin(unit, conversations.get(unit.slot)) for unit in units}
+        if len(running) < len(units) + len(begun):
+            raise ValueError(f"a slot is named twice: {[*begun, *(unit.slot for unit in units)]}")
         yield from self._pipeline.run([running[slot] for slot in sorted(running)])
 
     @torch.inference_mode()
     def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
-        """Encode and feed the first images of a unit before `step` runs the unit.
+        """Encode and feed the first images of a unit, before `step` runs it as a `begun` unit.
 
         A call feeds images with at most `row_count` rows, or a single image. Returns the number of
-        rows that are left to `step`: call this again while they are more than `row_count`. If only
-        the last image is left, the result is at most `row_count`. Returns the failure if the unit
-        cannot run. Raises ValueError like `step`.
+        rows that are left. While they are more than `row_count`, call `feed_more`, which does the
+        same. If only the last image is left, the result is at most `row_count`. Returns the failure
+        if the unit cannot run. Raises ValueError like `step`.
         """
         running = self._pipeline.begin(unit, self.conversations.get(unit.slot))
         return self._pipeline.feed_ahead(running, row_count)
+
+    @torch.inference_mode()
+    def feed_more(self, slot: int, row_count: int) -> int | UnitFailure:
+        """Feed the next images of a unit that `feed_ahead` has begun."""
+        return self._pipeline.feed_ahead(self._ahead(slot), row_count)
+
+    def _ahead(self, slot: int) -> RunningUnit:
+        conversation = self.conversations.get(slot)
+        if conversation is None or conversation.ahead is None:
+            raise ValueError(f"slot {slot} has begun no unit")
+        return conversation.ahead
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:

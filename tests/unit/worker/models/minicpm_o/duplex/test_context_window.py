@@ -10,12 +10,8 @@ from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.loader import window_rules
-from duplane.worker.models.minicpm_o.types import (
-    ConversationOptions,
-    OptionError,
-    WindowMode,
-    WindowRules,
-)
+from duplane.worker.models.minicpm_o.types import WindowRules
+from duplane.worker.models.types import ConversationOptions, OptionError, WindowMode
 
 TOKENS = Tokens.load(GOLDEN / "checkpoint")
 MARK = tuple(TOKENS.encode(PREVIOUS_MARK))

@@ -10,7 +10,7 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.duplex.sampling import Decision, DuplexSampling, SlotSampling
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
-from duplane.worker.models.minicpm_o.types import ConversationOptions, DecodeMode
+from duplane.worker.models.types import ConversationOptions, DecodeMode
 
 TOKENS = Tokens.load(GOLDEN / "checkpoint")
 VOCABULARY = len(TOKENS)

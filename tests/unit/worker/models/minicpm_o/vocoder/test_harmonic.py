@@ -14,7 +14,6 @@ import torch
 from support.model.shapes import Shapes
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import (
     HarmonicConfig,
@@ -22,6 +21,7 @@ from duplane.worker.models.minicpm_o.vocoder.harmonic import (
     HarmonicVocoder,
 )
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk, VocoderError
+from duplane.worker.models.types import FloatArray
 
 CONFIG = HarmonicConfig(vocabulary=12, mel_bins=8, width=16, silence_token_id=0, lookahead=3)
 TOKEN_SAMPLES = 960

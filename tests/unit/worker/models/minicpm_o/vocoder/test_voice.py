@@ -12,7 +12,7 @@ from support.model.voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voi
 from support.test_checkpoint.build import build_test_checkpoint
 from transformers import WhisperFeatureExtractor
 
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatMessage,
     ChatOptions,
     ChatOutput,
@@ -21,13 +21,6 @@ from duplane.worker.models.minicpm_o.chat.types import (
 )
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.model import DuplexModel
-from duplane.worker.models.minicpm_o.types import (
-    ConversationOptions,
-    FloatArray,
-    OptionError,
-    Unit,
-    UnitOutput,
-)
 from duplane.worker.models.minicpm_o.vocoder.voice import (
     FEWEST_SAMPLES,
     SPEAKER_FILE,
@@ -35,6 +28,13 @@ from duplane.worker.models.minicpm_o.vocoder.voice import (
     TOKENIZER_FILE,
     VoiceNetworks,
     Voices,
+)
+from duplane.worker.models.types import (
+    ConversationOptions,
+    FloatArray,
+    OptionError,
+    Unit,
+    UnitOutput,
 )
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_clip_that_is_too_short_is_refused_by_option_name(
         model.open(0, ConversationOptions(tts_voice=short))
     assert refused.value.field == "tts_voice"
     with pytest.raises(OptionError, match=r"^llm_voice"):
-        model.prepare_voice(ConversationOptions(llm_voice=short))
+        model.preparer.conversation(ConversationOptions(llm_voice=short))
     assert model.is_clean(0)
 
 
@@ -173,7 +173,7 @@ def test_the_voice_determines_the_samples(model: DuplexModel) -> None:
     samples: list[FloatArray] = []
     for tts_voice in (clip(1.0, 110), clip(1.0, 220), clip(1.0, 110), None):
         options = ConversationOptions(seed=1, force_listen_count=0, tts_voice=tts_voice)
-        model.prepare_voice(options)
+        model.preparer.conversation(options)
         assert model.open(0, options).ignored == ()
         samples.append(speak(model, 0))
         model.close(0)
@@ -191,7 +191,7 @@ def test_a_chat_opens_without_reading_its_voice_again_after_an_eviction(
 ) -> None:
     options = ChatOptions(generate_audio=True, tts_voice=clip(1.0, 330), seed=1)
     message = ChatMessage(ChatRole.USER, ("Good morning.",))
-    prepared = model.prepare_chat(ChatRequest((message,), options))
+    prepared = model.preparer.chat(ChatRequest((message,), options))
     model._voices._cache.clear()  # as if other voices had taken its place in the cache
 
     def read(samples: FloatArray) -> None:
@@ -207,7 +207,7 @@ def test_a_chat_speaks_with_its_tts_voice(model: DuplexModel) -> None:
     def answer(tts_voice: FloatArray | None) -> FloatArray:
         options = ChatOptions(generate_audio=True, tts_voice=tts_voice, seed=1, max_new_tokens=12)
         message = ChatMessage(ChatRole.USER, ("Good morning.",))
-        model.open_chat(0, model.prepare_chat(ChatRequest((message,), options)))
+        model.open_chat(0, model.preparer.chat(ChatRequest((message,), options)))
         parts: list[FloatArray] = []
         is_done = False
         while not is_done:

@@ -19,33 +19,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from duplane.worker.models.chat import ChatOptions, ChatOutput, Finish
 from duplane.worker.models.minicpm_o.batch_isolation import run_stage, stage_failure
 from duplane.worker.models.minicpm_o.chat.prompt import (
-    Bound,
     ChatPrompt,
-    Check,
-    PromptBuilder,
-    go_on,
+    PreparedChat,
+    answer_mark,
+    prompt_room,
 )
+from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.chat.sampling import NOT_FINITE, ChatSampling
 from duplane.worker.models.minicpm_o.chat.state import Chat, ChatSpeech, Stage
-from duplane.worker.models.minicpm_o.chat.types import ChatOptions, ChatOutput, ChatRequest, Finish
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts, SpeechVocoder
 from duplane.worker.models.minicpm_o.probe import Probe
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.tts.passages import SpeechStream, advance
-from duplane.worker.models.minicpm_o.types import FloatArray, OptionError, UnitFailure
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import WINDOW_TOKENS, SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk, VocoderVoice
 from duplane.worker.models.minicpm_o.vocoder.voice import Voices
+from duplane.worker.models.types import FloatArray, OptionError, UnitFailure
 
 _log = logging.getLogger(__name__)
 
@@ -53,29 +52,9 @@ CHUNK_IDS = 10
 """Ids of the answer that are fed in one step."""
 PREFILL_ROWS = 512
 """Maximum number of rows of prompts that are fed in one step, for all chats together."""
-ANSWER_MARK = "<|im_end|>\n<|im_start|>assistant\n"
-NO_THOUGHTS = "<think>\n\n</think>\n\n"
-SPEECH_MARK = "<|tts_bos|>"
 _ROTATION = (Stage.PREFILL, Stage.TEXT, Stage.SPEECH)
 
 Results = Iterator[ChatOutput | UnitFailure]
-
-
-@dataclass(frozen=True)
-class PreparedChat:
-    """A request that can be answered, with its prompt of `prompt_rows` rows.
-
-    `image_rows` of these rows are embeddings of pictures, `audio_rows` of sounds. The mark that
-    begins the answer is not counted. `voice` is the voice of the answer.
-    """
-
-    options: ChatOptions
-    prompt: ChatPrompt
-    prompt_rows: int
-    image_rows: int
-    audio_rows: int
-    voice: VocoderVoice | None
-    uses_tts_voice: bool = False
 
 
 class Chats:
@@ -107,38 +86,14 @@ class Chats:
             raise ValueError(f"slot {slot} has no chat")
         return self._chats[slot]
 
-    def prepare(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
-        """Check a request and lay out its prompt; safe in several threads at the same time.
-
-        Raises `OptionError` that names the invalid field. `check` is called before every picture,
-        sound and voice; it raises an exception to stop the work.
-        """
-        options = request.options
-        builder = PromptBuilder(self._parts, options, self.prompt_room(options), check=check)
-        prompt = builder.chat(request.messages)
-        check()
-        return PreparedChat(
-            options=options,
-            prompt=prompt,
-            prompt_rows=len(prompt.ids),
-            image_rows=_row_count(prompt.image_bounds),
-            audio_rows=_row_count(prompt.audio_bounds),
-            voice=self._choose_voice(options) if options.generate_audio else None,
-            uses_tts_voice=(
-                options.generate_audio
-                and options.tts_voice is not None
-                and self._voices.reads_clips
-            ),
-        )
-
     def open(self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None) -> None:
-        """Begin a chat in a clean slot, without feeding rows. Open each prepared chat only once."""
+        """Begin a chat in a clean slot, without feeding rows."""
         self.begin(slot, prepared.options, voice=prepared.voice, uniforms=uniforms)
         self.answer(slot, prepared.prompt)
 
     def prompt_room(self, options: ChatOptions) -> int:
         """Return the largest number of rows of a prompt after which at least one id fits."""
-        return self._capacity - len(self._answer_mark(options)) - 1
+        return prompt_room(self._parts.tokens, options, self._capacity)
 
     def begin(
         self,
@@ -157,7 +112,9 @@ class Chats:
             voice = voice or self._choose_voice(options)
             assert vocoder, "it has the voice"
             speech = _speech(slot, options, uniforms, vocoder)
-        self._chats[slot] = Chat(slot, options, uniforms, speech, ChatPrompt())
+        self._chats[slot] = Chat(
+            slot, options, uniforms, speech, PromptRows(self._parts, ChatPrompt())
+        )
         try:
             self._sampling.open(slot, options)
             if vocoder is not None and voice is not None:
@@ -175,22 +132,17 @@ class Chats:
     def answer(self, slot: int, prompt: ChatPrompt) -> None:
         """Begin an answer to `prompt`, which is fed after the rows of the slot's context."""
         chat = self._chat(slot)
-        prompt.ids += self._answer_mark(chat.options)
-        room = self._capacity - self._parts.llm.cache.length(slot) - len(prompt.ids)
+        rows = PromptRows(self._parts, prompt, answer_mark(self._parts.tokens, chat.options))
+        room = self._capacity - self._parts.llm.cache.length(slot) - len(rows)
         is_short = chat.options.max_new_tokens > room
         full = Finish.CONTEXT_FULL if is_short else Finish.LENGTH
-        chat.begin(prompt, min(room, chat.options.max_new_tokens), full)
+        chat.begin(rows, min(room, chat.options.max_new_tokens), full)
         self._sampling.begin_chunk(slot, [])
         if chat.speech is not None and self._parts.talker and self._parts.vocoder:
             self._parts.talker.cache.truncate(slot, 0)
             self._parts.vocoder.start_turn(slot)
             chat.speech.tokens.reset()
             chat.speech.stream.reset()
-
-    def _answer_mark(self, options: ChatOptions) -> list[int]:
-        thoughts = "" if options.is_thinking else NO_THOUGHTS
-        speech = SPEECH_MARK if options.answers_as_speech else ""
-        return self._parts.tokens.encode(ANSWER_MARK + thoughts + speech)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
@@ -259,7 +211,7 @@ class Chats:
         room, embeds = PREFILL_ROWS, dict[int, Tensor]()
 
         def take(some: Sequence[Chat]) -> Tensor:
-            return some[0].prompt.take(self._parts, room)
+            return some[0].prompt.take(room)
 
         for chat in waiting:
             if not room or chat.prompt.unencoded_sounds(room):
@@ -400,7 +352,3 @@ def _speech(
         fewest=WINDOW_TOKENS,
     )
     return ChatSpeech(stream, tokens)
-
-
-def _row_count(bounds: Sequence[Bound]) -> int:
-    return sum(stop - start for start, stop in bounds)

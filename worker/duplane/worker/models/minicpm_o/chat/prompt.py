@@ -1,9 +1,8 @@
-"""The prompt of a chat: its ids, its embeddings, and the bounds of pictures and sounds in it.
+"""The prompt of a chat as plain data: its ids, and the pictures and sounds in it.
 
-Pictures and sounds are checked and cut when the prompt is built. They are encoded only when their
-rows are needed, so that a long prompt can be fed in several steps. As in the reference, names of
-special tokens in a text become those tokens; text that looks like a placeholder of a picture stays
-text.
+Pictures and sounds are checked and cut when the prompt is laid out; `prompt_rows` encodes them when
+their rows are needed. As in the reference, names of special tokens in a text become those tokens;
+text that looks like a placeholder of a picture stays text.
 Source: `MiniCPMO.chat` in `MiniCPMO45/modeling_minicpmo_unified.py` of
 OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
@@ -11,17 +10,12 @@ OpenBMB/MiniCPM-o-Demo@28b60cf.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from duplane.worker.models.minicpm_o.audio.clip import clip_rows, split_clips
-from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
-from duplane.worker.models.minicpm_o.chat.types import (
+from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -29,13 +23,19 @@ from duplane.worker.models.minicpm_o.chat.types import (
     ChatPart,
     ChatVideo,
 )
-from duplane.worker.models.minicpm_o.llm.tokenizer import CHARACTERS_PER_ROW
-from duplane.worker.models.minicpm_o.loader import ModelParts
-from duplane.worker.models.minicpm_o.types import FloatArray, ImageError, OptionError, PreparedImage
+from duplane.worker.models.minicpm_o.audio.clip import clip_rows
+from duplane.worker.models.minicpm_o.llm.tokenizer import CHARACTERS_PER_ROW, Tokens
+from duplane.worker.models.minicpm_o.loader import PromptParts
+from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import Layout, chat_layout
+from duplane.worker.models.minicpm_o.vocoder.types import VocoderVoice
+from duplane.worker.models.types import FloatArray, ImageError, OptionError
 
 AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
 IMAGE_PLACE, AUDIO_PLACE = "<image>./</image>", "<audio>./</audio>"
+ANSWER_MARK = "<|im_end|>\n<|im_start|>assistant\n"
+NO_THOUGHTS = "<think>\n\n</think>\n\n"
+SPEECH_MARK = "<|tts_bos|>"
 _PRIVATE_USE = range(0xE000, 0xF900)
 
 Bound = tuple[int, int]
@@ -47,70 +47,71 @@ def go_on() -> None:
     """Never stop the work."""
 
 
-@dataclass
-class Medium:
-    """A picture, or the `sounds` of one message.
+@dataclass(frozen=True)
+class Picture:
+    """A picture. `bounds` are the ranges of rows of its embeddings: first row, row after the last.
 
-    `bounds` are the ranges of rows that its embeddings fill in the prompt, each as (first row, row
-    after the last). `encode` returns the embeddings for all these rows as one tensor.
+    The embeddings of its tiles fill these ranges one after the other.
     """
 
-    encode: Callable[[], Tensor]
+    image: PreparedImage
     bounds: list[Bound]
-    sounds: MessageSounds | None = None
-    embeds: Tensor | None = None
 
-    def write_into(self, rows: Tensor, start: int) -> None:
-        """Write the embeddings into `rows`, which are the prompt's rows from row `start` on."""
-        if self.embeds is None:
-            self.embeds = self.encode().to(rows.dtype)
-        stop, before = start + len(rows), 0
-        for first, last in self.bounds:
-            low, high = max(first, start), min(last, stop)
-            if low < high:
-                offset = before - first
-                rows[low - start : high - start] = self.embeds[low + offset : high + offset]
-            before += last - first
+
+@dataclass(frozen=True)
+class MessageSounds:
+    """The sounds of one message, and the range of rows of each."""
+
+    clips: list[FloatArray] = field(default_factory=list[FloatArray])
+    bounds: list[Bound] = field(default_factory=list[Bound])
 
 
 @dataclass
 class ChatPrompt:
     """The ids of a prompt, with the unknown token at the rows of media embeddings.
 
-    `text` is the rendered prompt with a placeholder for every medium. `fed` is the number of rows
-    that `take` has returned.
+    `text` is the rendered prompt with a placeholder for every medium. The bounds are the ranges of
+    rows of embeddings. `media` are in the order of their first rows. The sounds of one entry of
+    `sound_groups` are encoded together. With `is_blockwise` each block of a sound attends only to
+    itself and earlier blocks; otherwise each block attends to the whole sound.
     """
 
     text: str = ""
     ids: list[int] = field(default_factory=list[int])
-    media: list[Medium] = field(default_factory=list[Medium])
     image_bounds: list[Bound] = field(default_factory=list[Bound])
     audio_bounds: list[Bound] = field(default_factory=list[Bound])
-    fed: int = 0
+    media: list[Picture | MessageSounds] = field(default_factory=list[Picture | MessageSounds])
+    sound_groups: list[list[MessageSounds]] = field(default_factory=list[list[MessageSounds]])
+    is_blockwise: bool = True
 
-    @property
-    def is_fed(self) -> bool:
-        """Whether `take` has returned all rows."""
-        return self.fed == len(self.ids)
 
-    def unencoded_sounds(self, count: int) -> MessageSounds | None:
-        """Return the sounds that must be encoded before the next `count` rows are taken, if any."""
-        for medium in self.media:
-            sounds, start = medium.sounds, medium.bounds[0][0]
-            if sounds is not None and start < self.fed + count and not sounds.is_encoded:
-                return sounds
-        return None
+@dataclass(frozen=True)
+class PreparedChat:
+    """A request that can be answered, with its prompt of `prompt_rows` rows.
 
-    def take(self, parts: ModelParts, count: int) -> Tensor:
-        """Return the next embeddings [rows, hidden], at most `count`. Encode media among them."""
-        start, stop = self.fed, min(self.fed + count, len(self.ids))
-        rows = parts.llm.embed(self.ids[start:stop])
-        for medium in self.media:
-            if medium.bounds[0][0] < stop:
-                medium.write_into(rows, start)
-        self.media = [medium for medium in self.media if medium.bounds[-1][1] > stop]
-        self.fed = stop
-        return rows
+    `image_rows` of these rows are embeddings of pictures, `audio_rows` of sounds. The mark that
+    begins the answer is not counted. `voice` is the voice of the answer.
+    """
+
+    options: ChatOptions
+    prompt: ChatPrompt
+    prompt_rows: int
+    image_rows: int
+    audio_rows: int
+    voice: VocoderVoice | None
+    uses_tts_voice: bool = False
+
+
+def answer_mark(tokens: Tokens, options: ChatOptions) -> list[int]:
+    """Return the ids between a prompt and the answer."""
+    thoughts = "" if options.is_thinking else NO_THOUGHTS
+    speech = SPEECH_MARK if options.answers_as_speech else ""
+    return tokens.encode(ANSWER_MARK + thoughts + speech)
+
+
+def prompt_room(tokens: Tokens, options: ChatOptions, capacity: int) -> int:
+    """Return the largest number of rows of a prompt after which at least one id fits."""
+    return capacity - len(answer_mark(tokens, options)) - 1
 
 
 class PromptBuilder:
@@ -118,7 +119,7 @@ class PromptBuilder:
 
     def __init__(
         self,
-        parts: ModelParts,
+        parts: PromptParts,
         options: ChatOptions,
         room: int,
         *,
@@ -127,12 +128,12 @@ class PromptBuilder:
     ) -> None:
         """Limit the prompt to `room` rows. `check` is called before every picture and sound.
 
-        `is_blockwise` limits the attention within sounds; see `Sounds`.
+        `is_blockwise` limits the attention within sounds; see `ChatPrompt`.
         """
         self._parts, self._options, self._room = parts, options, room
-        self._is_blockwise, self._check = is_blockwise, check
+        self._check = check
         self._image_count = 0
-        self.prompt = ChatPrompt()
+        self.prompt = ChatPrompt(is_blockwise=is_blockwise)
 
     def chat(self, messages: Sequence[ChatMessage]) -> ChatPrompt:
         """Build the prompt of a whole history, rendered by the checkpoint's template."""
@@ -165,8 +166,8 @@ class PromptBuilder:
         self, pieces: list[str], messages: Sequence[ChatMessage], places: list[tuple[int, int]]
     ) -> ChatPrompt:
         """Add `pieces`, where texts and indices alternate. An index names a medium in `places`."""
-        all_sounds = Sounds(self._parts, is_blockwise=self._is_blockwise)
-        sounds = [all_sounds.message() for _ in messages]
+        sounds = [MessageSounds() for _ in messages]
+        self.prompt.sound_groups.append(sounds)
         for position, piece in enumerate(pieces):
             if position % 2 == 0:
                 self.add_text(piece)
@@ -183,7 +184,8 @@ class PromptBuilder:
 
     def message(self, parts: Sequence[ChatPart], name: str) -> None:
         """Add the parts of one message, without a template. Errors name part i as `name[i]`."""
-        sounds = Sounds(self._parts, is_blockwise=self._is_blockwise).message()
+        sounds = MessageSounds()
+        self.prompt.sound_groups.append([sounds])
         for number, part in enumerate(parts):
             if number:
                 self.add_text(self._joint)
@@ -227,22 +229,26 @@ class PromptBuilder:
         return start, start + count
 
     def _add_image(self, image: ChatImage, name: str) -> None:
-        vision, options = self._parts.vision, self._options
-        if vision is None:
+        pictures, options = self._parts.pictures, self._options
+        if pictures is None:
             raise OptionError(name, "is a picture, but this checkpoint has no vision encoder")
         prepared = image.encoded
         if isinstance(prepared, bytes):
             try:
-                prepared = vision.prepare(prepared, options.max_slices)
+                prepared = pictures.prepare(prepared, options.max_slices)
             except ImageError as error:
                 raise OptionError(name, f"cannot be used: {error}") from error
-        is_numbered = vision.marks.has_id if options.use_image_id is None else options.use_image_id
+        if not isinstance(prepared, PreparedImage):
+            raise TypeError(f"{name} was prepared for another family of models")
+        is_numbered = (
+            pictures.marks.has_id if options.use_image_id is None else options.use_image_id
+        )
         number = self._image_count if is_numbered else None
         self._image_count += 1
-        bounds = self._lay_out(chat_layout(vision.marks, prepared.grid, number), vision.rows)
-        encode = partial(_encode_image, self._parts, prepared)
+        layout = chat_layout(pictures.marks, prepared.grid, number)
+        bounds = self._lay_out(layout, pictures.rows)
         self.prompt.image_bounds += bounds
-        self.prompt.media.append(Medium(encode, bounds))
+        self.prompt.media.append(Picture(prepared, bounds))
 
     def _lay_out(self, layout: Layout, rows: int) -> list[Bound]:
         bounds: list[Bound] = []
@@ -257,91 +263,20 @@ class PromptBuilder:
         if samples.dtype != np.float32 or samples.ndim != 1 or not np.isfinite(samples).all():
             raise OptionError(name, "is not one row of finite float32 samples")
         self._add_text(AUDIO_START)
-        rows = clip_rows(self._parts.audio.config, len(samples))
+        rows = clip_rows(self._parts.audio, len(samples))
         bound = self._add_placeholders(rows)
         self._add_text(AUDIO_END)
         self.prompt.audio_bounds.append(bound)
-        if rows and sounds.add(samples, bound):
-            self.prompt.media.append(sounds.medium)
+        if rows:
+            if not sounds.clips:
+                self.prompt.media.append(sounds)
+            sounds.clips.append(samples)
+            sounds.bounds.append(bound)
 
 
-class Sounds:
-    """The sounds of several messages, encoded batch by batch. Sounds of one message are joined.
-
-    With `is_blockwise` each block of a sound attends only to itself and earlier blocks. Otherwise
-    each block attends to the whole sound.
-    """
-
-    def __init__(self, parts: ModelParts, *, is_blockwise: bool) -> None:
-        self._audio, self._is_blockwise = parts.audio, is_blockwise
-        self._messages: list[MessageSounds] = []
-        self._batches = self._encode()
-
-    def message(self) -> MessageSounds:
-        """Begin a message."""
-        self._messages.append(MessageSounds(self._batches))
-        return self._messages[-1]
-
-    def _encode(self) -> Iterator[None]:
-        """Encode one batch at each call of `next`. The batches depend only on these messages."""
-        config = self._audio.config
-        clips = [(message, clip) for message in self._messages for clip in message.clips(config)]
-        groups = split_clips(config, [clip for _, clip in clips], is_blockwise=self._is_blockwise)
-        pieces = [piece for group in groups for piece in group]
-        owners = iter(
-            [message for (message, _), group in zip(clips, groups, strict=True) for _ in group]
-        )
-        for batch in self._audio.batches(pieces):
-            for rows in self._audio.encode_segments(batch, is_blockwise=self._is_blockwise):
-                next(owners).embeds.append(rows)
-            yield
-
-
-class MessageSounds:
-    """The sounds of one message. `embeds` [rows, hidden] are the embeddings so far, in order."""
-
-    def __init__(self, batches: Iterator[None]) -> None:
-        self._clips: list[FloatArray] = []
-        self._bounds: list[Bound] = []
-        self._batches = batches
-        self.embeds: list[Tensor] = []
-        self.medium = Medium(self._encode, self._bounds, self)
-
-    def add(self, samples: FloatArray, bound: Bound) -> bool:
-        """Add a clip whose embeddings go to `bound`. Return True for the message's first clip."""
-        self._clips.append(samples)
-        self._bounds.append(bound)
-        return len(self._bounds) == 1
-
-    def clips(self, config: AudioConfig) -> list[FloatArray]:
-        """Return the clips, joined to one clip unless that would give too few embeddings."""
-        if not self._clips:
-            return []
-        joined = np.concatenate(self._clips)
-        return [joined] if clip_rows(config, len(joined)) >= self._count else self._clips
-
-    @property
-    def _count(self) -> int:
-        return sum(stop - start for start, stop in self._bounds)
-
-    @property
-    def is_encoded(self) -> bool:
-        """Whether all sounds of the message are encoded."""
-        return sum(map(len, self.embeds)) >= self._count
-
-    def encode_next(self) -> None:
-        """Encode the next batch of sounds of the whole prompt."""
-        next(self._batches)
-
-    def _encode(self) -> Tensor:
-        while not self.is_encoded:
-            self.encode_next()
-        return torch.cat(self.embeds)
-
-
-def _encode_image(parts: ModelParts, image: PreparedImage) -> Tensor:
-    assert parts.vision, "it prepared the picture"
-    return parts.vision.encode([image])[0].flatten(0, 1)
+def row_count(bounds: Sequence[Bound]) -> int:
+    """Return the number of rows in these ranges."""
+    return sum(stop - start for start, stop in bounds)
 
 
 def _unused_character(messages: Sequence[ChatMessage]) -> str:

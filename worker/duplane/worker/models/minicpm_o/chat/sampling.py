@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.chat.types import ChatOptions
+from duplane.worker.models.chat import ChatOptions
 from duplane.worker.models.minicpm_o.llm.sampling import (
     DrawSettings,
     PenalisedIds,

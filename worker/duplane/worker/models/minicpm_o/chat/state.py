@@ -8,13 +8,13 @@ from enum import Enum
 
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.chat.prompt import ChatPrompt
-from duplane.worker.models.minicpm_o.chat.types import ChatOptions, Finish
+from duplane.worker.models.chat import ChatOptions, Finish
+from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.llm.sampling import Uniforms
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.tts.passages import SpeechStream
-from duplane.worker.models.minicpm_o.types import UnitFailure
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
+from duplane.worker.models.types import UnitFailure
 
 _INCOMPLETE = "\ufffd"
 
@@ -50,7 +50,7 @@ class Chat:
     options: ChatOptions
     uniforms: Uniforms
     speech: ChatSpeech | None
-    prompt: ChatPrompt
+    prompt: PromptRows
     room: int = 0
     full: Finish = Finish.LENGTH
     stage: Stage = Stage.PREFILL
@@ -62,7 +62,7 @@ class Chat:
     failure: UnitFailure | None = None
     sent_characters: int = 0
 
-    def begin(self, prompt: ChatPrompt, room: int, full: Finish) -> None:
+    def begin(self, prompt: PromptRows, room: int, full: Finish) -> None:
         """Begin an answer to `prompt`."""
         self.prompt, self.room, self.full = prompt, room, full
         self.stage, self.finish, self.fed_count, self.sent_characters = Stage.PREFILL, None, 0, 0

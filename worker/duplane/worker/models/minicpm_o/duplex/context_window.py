@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
-from duplane.worker.models.minicpm_o.types import WindowMode, WindowRules
+from duplane.worker.models.minicpm_o.types import WindowRules
+from duplane.worker.models.types import WindowMode
 
 PREVIOUS_MARK = "\n\nprevious: "
 """The marker before the text of dropped units; the model was trained with it."""

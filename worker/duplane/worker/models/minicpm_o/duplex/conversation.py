@@ -16,9 +16,10 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.duplex.context_window import Window
 from duplane.worker.models.minicpm_o.duplex.sampling import SlotSampling
 from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState, UnitState
-from duplane.worker.models.minicpm_o.types import FloatArray, PreparedImage, Unit, UnitFailure
+from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk
+from duplane.worker.models.types import FloatArray, Unit, UnitFailure
 
 
 @dataclass

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.audio.mel import AudioBacklogError
 from duplane.worker.models.minicpm_o.duplex.conversation import InputRows, RunningUnit
-from duplane.worker.models.minicpm_o.loader import ModelParts
-from duplane.worker.models.minicpm_o.types import ImageError, PreparedImage, Unit, UnitFailure
+from duplane.worker.models.minicpm_o.loader import ModelParts, PromptParts
+from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import duplex_layout, tile_count
+from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
+from duplane.worker.models.types import ImageError, Unit, UnitFailure
 
 MAX_FRAME_PIXELS = 1 << 23
 """Maximum number of pixels of one frame; decoding a larger frame would delay a conversation for too
@@ -35,32 +37,16 @@ class UnitInputs:
             marks = parts.vision.marks
             names = (marks.image_start, marks.image_end, marks.slice_start, marks.slice_end)
             self._marks = {name: parts.tokens.id_of(name) for name in names}
-        self._audio_rows = parts.audio.unit_rows
+        self._prompts = parts.prompts
         self._tile_rows = 0 if parts.vision is None else parts.vision.rows
 
     def prepare(self, unit: Unit) -> Unit | UnitFailure:
         """Decode the unit's frames that are not decoded yet; safe in any thread."""
-        images: list[PreparedImage] = []
-        for index, frame in enumerate(unit.frames):
-            if self._vision is None:
-                return refusal(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
-            try:
-                images.append(
-                    frame
-                    if isinstance(frame, PreparedImage)
-                    else self._vision.prepare(frame, unit.max_slices, MAX_FRAME_PIXELS)
-                )
-            except ImageError as error:
-                field = f"frames[{index}]"
-                return UnitFailure(unit.slot, "IMAGE_INVALID", str(error), False, field)
-        return replace(unit, frames=tuple(images)) if images else unit
+        return prepare_unit(self._prompts.pictures, unit)
 
     def count_rows(self, unit: Unit) -> InputRows:
         """Count the rows that a prepared unit's input adds to the context."""
-        images = (frame for frame in unit.frames if isinstance(frame, PreparedImage))
-        tiles = sum(tile_count(image.grid) for image in images)
-        audio = self._audio_rows if unit.audio.size or not unit.frames else 0
-        return InputRows(1 + 2 * tiles, tiles * self._tile_rows, audio)
+        return count_rows(self._prompts, unit)
 
     def buffer_audio(self, unit: Unit) -> UnitFailure | None:
         """Add the unit's audio to the slot's buffer, and consume one unit of audio from the buffer.
@@ -163,6 +149,34 @@ class UnitInputs:
         assert self._vision, "it prepared the frames"
         layout = duplex_layout(self._vision.marks, image.grid)
         return [marks[part] if isinstance(part, str) else tiles[part] for part in layout]
+
+
+def prepare_unit(pictures: Pictures | None, unit: Unit) -> Unit | UnitFailure:
+    """Return the unit with decoded frames, or its refusal."""
+    images: list[PreparedImage] = []
+    for index, frame in enumerate(unit.frames):
+        if pictures is None:
+            return refusal(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
+        if isinstance(frame, PreparedImage):
+            images.append(frame)
+            continue
+        if not isinstance(frame, bytes):
+            raise TypeError("the frame was prepared for another family of models")
+        try:
+            images.append(pictures.prepare(frame, unit.max_slices, MAX_FRAME_PIXELS))
+        except ImageError as error:
+            field = f"frames[{index}]"
+            return UnitFailure(unit.slot, "IMAGE_INVALID", str(error), False, field)
+    return replace(unit, frames=tuple(images)) if images else unit
+
+
+def count_rows(parts: PromptParts, unit: Unit) -> InputRows:
+    """Count the rows that a prepared unit's input adds to the context."""
+    images = (frame for frame in unit.frames if isinstance(frame, PreparedImage))
+    tiles = sum(tile_count(image.grid) for image in images)
+    tile_rows = 0 if parts.pictures is None else parts.pictures.rows
+    audio = parts.unit_rows if unit.audio.size or not unit.frames else 0
+    return InputRows(1 + 2 * tiles, tiles * tile_rows, audio)
 
 
 def refusal(unit: Unit, reason: str, message: str) -> UnitFailure:

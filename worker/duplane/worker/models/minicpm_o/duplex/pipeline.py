@@ -9,13 +9,13 @@ the units with `Pipeline.apply`. Source: class `DuplexCapability` of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.batch_isolation import run_stage
+from duplane.worker.models.minicpm_o.duplex import rebuild_state
 from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit, Status
 from duplane.worker.models.minicpm_o.duplex.inputs import UnitInputs, refusal
 from duplane.worker.models.minicpm_o.duplex.sampling import Decision, DuplexSampling
@@ -26,13 +26,8 @@ from duplane.worker.models.minicpm_o.loader import ModelParts
 from duplane.worker.models.minicpm_o.probe import Probe
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.transfer import upload
-from duplane.worker.models.minicpm_o.types import (
-    PreparedImage,
-    StateChange,
-    Unit,
-    UnitFailure,
-    UnitOutput,
-)
+from duplane.worker.models.minicpm_o.types import PreparedImage
+from duplane.worker.models.types import StateChange, Unit, UnitFailure, UnitOutput
 
 PrefilledBatch = tuple[Sequence[RunningUnit], Tensor]
 """Units that were fed together, and the logits [units, ids] of their last rows."""
@@ -55,16 +50,13 @@ class Pipeline:
         self.inputs = UnitInputs(parts)
 
     def begin(self, unit: Unit, conversation: Conversation | None) -> RunningUnit:
-        """Return the state in which to run a unit now; `feed_ahead` may have begun it already.
+        """Return the state in which to run a unit now.
 
         Raises ValueError and changes nothing if the unit may not run now.
         """
         if conversation is None:
             raise ValueError(f"slot {unit.slot} has no conversation")
-        ahead, turn = conversation.ahead, conversation.turn
-        if ahead is not None and ahead.unit.audio is unit.audio:
-            ahead.unit = replace(unit, frames=ahead.unit.frames)  # the caller sets other fields
-            return ahead
+        turn = conversation.turn
         if conversation.status is not Status.READY:
             raise ValueError(f"slot {unit.slot} is {conversation.status.value}")
         state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
@@ -242,9 +234,14 @@ class Pipeline:
                 unit.conversation.status = Status.LOST
             return unit.failure
         state = unit.state
+        change = StateChange(
+            speech_token_ids=tuple(unit.speech_tokens),
+            chosen_token_ids=tuple(unit.chosen_ids),
+            draw_count=unit.conversation.sampling.uniforms.used_count - unit.first_draw,
+            interrupted_turn=unit.is_interrupting,
+        )
         return UnitOutput(
             slot=unit.slot,
-            unit=unit.unit,
             is_listen=state.is_listen,
             text="" if state.is_listen else self._tokens.decode(state.text_ids),
             audio=unit_audio(unit.samples, end_of_turn=state.end_of_turn),
@@ -257,12 +254,9 @@ class Pipeline:
             input_video_count=unit.rows.video,
             input_mark_count=unit.rows.marks,
             stage_s={**stage_s, "settle": unit.conversation.settle_s},
-            change=StateChange(
-                speech_token_ids=tuple(unit.speech_tokens),
-                chosen_token_ids=tuple(unit.chosen_ids),
-                draw_count=unit.conversation.sampling.uniforms.used_count - unit.first_draw,
-                interrupted_turn=unit.is_interrupting,
-            ),
+            interrupted_turn=unit.is_interrupting,
+            state=rebuild_state.encode(change),
+            change=change,
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:

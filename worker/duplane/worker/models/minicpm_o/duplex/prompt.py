@@ -11,36 +11,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duplane.worker.models.minicpm_o.audio.clip import clip_rows
 from duplane.worker.models.minicpm_o.llm.tokenizer import CHARACTERS_PER_ROW
-from duplane.worker.models.minicpm_o.loader import ModelParts
-from duplane.worker.models.minicpm_o.types import FloatArray, OptionError
+from duplane.worker.models.minicpm_o.loader import ModelParts, PromptParts
+from duplane.worker.models.types import FloatArray, OptionError
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """The embeddings `rows` [n, hidden] of a prompt; those of its voice are also in `voice`.
+class DuplexPrompt:
+    """A prompt of `row_count` rows: the ids `head`, the voice (float32 [n] at 16 kHz), `tail`."""
 
-    `tail` holds the ids of the rows after the voice.
-    """
-
-    rows: Tensor
-    voice: Tensor | None
+    head: tuple[int, ...]
+    voice: FloatArray | None
     tail: tuple[int, ...]
+    row_count: int
 
 
-def embed_prompt(parts: ModelParts, text: str, voice: FloatArray | None, room: int) -> Prompt:
-    """Return the prompt with the instructions `text`.
+def lay_out(parts: PromptParts, text: str, voice: FloatArray | None, room: int) -> DuplexPrompt:
+    """Return the prompt with the instructions `text`, and with `voice` if there is one.
 
-    `voice` (float32 [n] at 16 kHz) is optional. Raises `OptionError` if the prompt has more than
-    `room` rows.
+    Raises `OptionError` if the prompt has more than `room` rows.
     """
     if len(text) > CHARACTERS_PER_ROW * room:
         raise OptionError("system_prompt", f"has {len(text)} characters")
-    before = parts.tokens.encode(f"<|im_start|>system\n{text}\n<|audio_start|>")
-    after = parts.tokens.encode("<|audio_end|><|im_end|>")
-    heard = None if voice is None else parts.audio.encode_clip(voice)
-    pieces = [parts.llm.embed(before), heard, parts.llm.embed(after)]
-    rows = torch.cat([piece for piece in pieces if piece is not None])
-    if len(rows) > room:
-        raise OptionError("system_prompt", f"has {len(rows)} tokens, at most {room} fit")
-    return Prompt(rows, heard, tuple(after))
+    head = parts.tokens.encode(f"<|im_start|>system\n{text}\n<|audio_start|>")
+    tail = parts.tokens.encode("<|audio_end|><|im_end|>")
+    heard = 0 if voice is None else clip_rows(parts.audio, len(voice))
+    count = len(head) + heard + len(tail)
+    if count > room:
+        raise OptionError("system_prompt", f"has {count} tokens, at most {room} fit")
+    return DuplexPrompt(tuple(head), voice, tuple(tail), count)
+
+
+def embed_prompt(parts: ModelParts, prompt: DuplexPrompt) -> tuple[Tensor, Tensor | None]:
+    """Return the embeddings [rows, hidden] of a prompt; those of its voice also on their own."""
+    heard = None if prompt.voice is None else parts.audio.encode_clip(prompt.voice)
+    pieces = [parts.llm.embed(prompt.head), heard, parts.llm.embed(prompt.tail)]
+    return torch.cat([piece for piece in pieces if piece is not None]), heard

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.batch_isolation import run_stage
+from duplane.worker.models.minicpm_o.duplex import rebuild_state
 from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit, Status
 from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
 from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
@@ -24,7 +25,8 @@ from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord, UnitSt
 from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS, ModelParts
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS
-from duplane.worker.models.minicpm_o.types import PastUnit, PreparedImage, Rebuilt, UnitFailure
+from duplane.worker.models.minicpm_o.types import PreparedImage
+from duplane.worker.models.types import PastUnit, Rebuilt, StateChange, UnitFailure
 
 SHARE_ROWS = 512
 """Maximum number of rows of one share, unless its only unit has more."""
@@ -60,9 +62,22 @@ class _Share:
     slot: int
     conversation: Conversation
     past: Sequence[PastUnit]
+    changes: list[StateChange] = field(default_factory=list[StateChange])
     units: list[RunningUnit] = field(default_factory=list[RunningUnit])
     waiting: list[RunningUnit] = field(default_factory=list[RunningUnit])
     failure: UnitFailure | None = None
+
+
+def _change_of(past: PastUnit) -> StateChange:
+    """Return how a past unit changed the state; raises `_RefusedError` for a bad state."""
+    if not past.state:
+        if past.change is None:
+            raise _RefusedError(past, "the state is missing", "rebuild_state")
+        return past.change
+    try:
+        return rebuild_state.decode(past.state)
+    except rebuild_state.StateError as error:
+        raise _RefusedError(past, str(error), "rebuild_state") from error
 
 
 class Rebuilder:
@@ -139,7 +154,7 @@ class Rebuilder:
         except _RefusedError as error:
             share.failure = error.failure
             return
-        changes = [past.change for past in share.past]
+        changes = share.changes
         chosen = [token for change in changes for token in change.chosen_token_ids]
         draw_count = sum(change.draw_count for change in changes)
         self._sampling.repeat(share.conversation.sampling, chosen, draw_count)
@@ -149,8 +164,9 @@ class Rebuilder:
         """Check the units of a share, and apply the rules of units to their ids."""
         conversation = share.conversation
         for past in share.past:
-            self._check(past, conversation)
-            change = past.change
+            change = _change_of(past)
+            self._check(past, change, conversation)
+            share.changes.append(change)
             state = UnitState.retraced(
                 self._tokens,
                 conversation.turn,
@@ -171,9 +187,9 @@ class Rebuilder:
             unit.speech_tokens = list(change.speech_token_ids)
             share.units.append(unit)
 
-    def _check(self, past: PastUnit, conversation: Conversation) -> None:
+    def _check(self, past: PastUnit, change: StateChange, conversation: Conversation) -> None:
         """Refuse ids and numbers that no unit can have."""
-        change, most = past.change, conversation.turn.max_tokens
+        most = conversation.turn.max_tokens
         speech_ids = 0 if conversation.speech is None else self._speech_ids
         for name, ids, end, longest in (
             ("token_ids", past.token_ids, self._llm.vocabulary, conversation.generated_rows),

@@ -27,7 +27,7 @@ from duplane.worker.models.minicpm_o.llm.sampling import (
 )
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.transfer import download, upload
-from duplane.worker.models.minicpm_o.types import ConversationOptions
+from duplane.worker.models.types import ConversationOptions
 
 
 class Decision(IntEnum):

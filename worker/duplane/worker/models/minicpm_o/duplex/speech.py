@@ -18,9 +18,9 @@ from duplane.worker.models.minicpm_o.probe import Probe, SpokenUnit
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
 from duplane.worker.models.minicpm_o.tts.talker import Talker
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk
+from duplane.worker.models.types import FloatArray
 
 UNIT_SAMPLES = 24_000
 SHARE_CHUNKS = 2

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, read_json
@@ -21,8 +20,7 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import (
     MAX_PIXELS,
     RULES_FILE,
     ImageRules,
-    prepare,
-    prepare_picture,
+    Pictures,
 )
 from duplane.worker.models.minicpm_o.vision.resampler import Resampler
 from duplane.worker.models.minicpm_o.vision.siglip import (
@@ -83,6 +81,11 @@ class Vision(nn.Module):
         )
 
     @property
+    def pictures(self) -> Pictures:
+        """The preparation of images, which needs no weights."""
+        return Pictures(self.rules, self.marks, self.rows)
+
+    @property
     def rows(self) -> int:
         """The number of embeddings of one tile."""
         return self.config.query_count
@@ -90,12 +93,8 @@ class Vision(nn.Module):
     def prepare(
         self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS
     ) -> PreparedImage:
-        """Decode and cut an encoded image (`preprocessing.prepare`); safe in any thread."""
-        return prepare(self.rules, data, max_slices, max_pixels)
-
-    def prepare_picture(self, picture: Image, max_slices: int | None = None) -> PreparedImage:
-        """Cut a decoded RGB image (`preprocessing.prepare_picture`); safe in any thread."""
-        return prepare_picture(self.rules, picture, max_slices)
+        """Decode and cut an encoded image (`Pictures.prepare`); safe in any thread."""
+        return self.pictures.prepare(data, max_slices, max_pixels)
 
     @torch.inference_mode()
     def encode(self, images: Sequence[PreparedImage]) -> list[Tensor]:

@@ -17,7 +17,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
-from duplane.worker.models.minicpm_o.types import Grid, ImageError, ImageTile, PreparedImage, Size
+from duplane.worker.models.minicpm_o.types import Grid, ImageTile, PreparedImage, Size
+from duplane.worker.models.minicpm_o.vision.layout import ImageMarks
+from duplane.worker.models.types import ImageError
 
 RULES_FILE = "preprocessor_config.json"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -254,3 +256,25 @@ def _per_channel(
     if len(channels) != 3 or len(numbers) != 3:
         raise CheckpointError(f"configuration field {name!r} is {value!r}, not three numbers")
     return numbers[0], numbers[1], numbers[2]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Prepares images for the encoder without its weights; safe in any thread.
+
+    A tile has `rows` embeddings; `marks` are the special tokens around images.
+    """
+
+    rules: ImageRules
+    marks: ImageMarks
+    rows: int
+
+    def prepare(
+        self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS
+    ) -> PreparedImage:
+        """Decode and cut an encoded image; see the function `prepare`."""
+        return prepare(self.rules, data, max_slices, max_pixels)
+
+    def prepare_picture(self, picture: Image.Image, max_slices: int | None = None) -> PreparedImage:
+        """Cut a decoded RGB image; see the function `prepare_picture`."""
+        return prepare_picture(self.rules, picture, max_slices)

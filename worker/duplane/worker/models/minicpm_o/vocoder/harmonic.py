@@ -25,7 +25,7 @@ from transformers.audio_utils import hertz_to_mel
 from duplane.worker.models.minicpm_o.batch_sizes import padded_size, padded_sizes
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, read_json
 from duplane.worker.models.minicpm_o.transfer import download, upload
-from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import WINDOW_TOKENS
 from duplane.worker.models.minicpm_o.vocoder.types import (
     Limits,
@@ -33,6 +33,7 @@ from duplane.worker.models.minicpm_o.vocoder.types import (
     VocoderError,
     VocoderVoice,
 )
+from duplane.worker.models.types import FloatArray
 
 CONFIG = "vocoder.json"
 WEIGHTS = "vocoder.safetensors"

@@ -13,9 +13,9 @@ from torch.backends import cudnn
 
 from duplane.worker.models.minicpm_o.batch_sizes import padded_length, padded_size, padded_sizes
 from duplane.worker.models.minicpm_o.transfer import download, upload
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder.flow_cache import slot_index
 from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
+from duplane.worker.models.types import FloatArray
 
 OVERLAP_FRAMES = 8
 """Mel frames of the previous chunk that are computed again with a chunk, and cross-faded."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.types import FloatArray
 
 
 class VocoderError(ValueError):

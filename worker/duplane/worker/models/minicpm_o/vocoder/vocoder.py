@@ -17,7 +17,6 @@ from cachetools import LRUCache
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.batch_sizes import padded_length
-from duplane.worker.models.minicpm_o.types import FloatArray
 from duplane.worker.models.minicpm_o.vocoder.files import load_flow, load_hift
 from duplane.worker.models.minicpm_o.vocoder.flow import Flow, FlowChunk, TurnFrames
 from duplane.worker.models.minicpm_o.vocoder.flow_cache import RECENT_FRAMES, FlowCaches
@@ -31,6 +30,7 @@ from duplane.worker.models.minicpm_o.vocoder.types import (
     VocoderOptions,
     VocoderVoice,
 )
+from duplane.worker.models.types import FloatArray
 
 NOISE_SEED = 0
 PROMPT_STEP = 50

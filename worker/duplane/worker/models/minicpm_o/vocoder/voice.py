@@ -28,8 +28,9 @@ from transformers.audio_utils import mel_filter_bank
 
 from duplane.worker.models.minicpm_o.audio.mel import FFT_SIZE, HOP, LogMel, dynamic_floor
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
-from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray, OptionError
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderVoice
+from duplane.worker.models.types import FloatArray, OptionError
 
 PROMPT_VOICE = Path("assets", "system_ref_audio.wav")
 VOCODER_VOICE = "voice.safetensors"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from duplane.worker.models.minicpm_o.types import DecodeMode, FloatArray, Frame, OptionError, Output
+from duplane.worker.models.types import DecodeMode, FloatArray, Frame, OptionError, Output
 
 MAX_CHAT_TOKENS = 32_768
 
@@ -28,7 +28,7 @@ class ChatImage:
 
 @dataclass(frozen=True)
 class ChatAudio:
-    """Float32 mono samples at 16 kHz."""
+    """Float32 mono samples at the model's input rate."""
 
     samples: FloatArray
 

@@ -15,19 +15,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import assert_never, cast
 
 import numpy as np
 from PIL.Image import Image
 
-from duplane.fabric.v1 import registry_pb2
-from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest, Finish
-from duplane.worker.models.minicpm_o.types import (
-    OUTPUT_SAMPLE_RATE,
+from duplane.worker.models.chat import ChatOutput, ChatRequest, Finish
+from duplane.worker.models.interface import (
+    Continue,
+    DeviceDescription,
+    Item,
+    Model,
+    ModelConstants,
+    Open,
+    Part,
+    Preparer,
+    Rebuild,
+    Result,
+    RunUnit,
+    StartChat,
+    Unfinished,
+)
+from duplane.worker.models.types import (
     ConversationOptions,
     FloatArray,
     Opened,
     PastUnit,
-    PreparedImage,
     Rebuilt,
     StateChange,
     Unit,
@@ -42,6 +55,9 @@ PROMPT_TOKENS = 7
 UNIT_TOKENS = 12
 REBUILT_UNITS = 4
 """Maximum number of past units that one call of `rebuild` takes."""
+STATE = b"scripted"
+"""The state of every unit: the model needs none to rebuild a conversation."""
+INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE = 16_000, 24_000
 SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
 """The speech of one unit: a tone of one second."""
 SLOW_UNIT_S = 5.0
@@ -71,6 +87,14 @@ class ScriptedChat:
     uses_tts_voice: bool = False
 
 
+@dataclass(frozen=True)
+class ScriptedPicture:
+    """A prepared picture, which has one piece."""
+
+    size: tuple[int, int]
+    piece_count: int = 1
+
+
 def answer_loud(
     unit: Unit, context_length: int, text: str = "", speech: FloatArray = SPEECH
 ) -> UnitOutput:
@@ -78,7 +102,6 @@ def answer_loud(
     is_listen = unit.force_listen or not unit.audio.any()
     return UnitOutput(
         slot=unit.slot,
-        unit=unit,
         is_listen=is_listen,
         text="" if is_listen else text,
         audio=_NO_AUDIO if is_listen else speech,
@@ -87,6 +110,7 @@ def answer_loud(
         token_ids=(1,) if is_listen else (2, 3),
         text_token_count=0 if is_listen else 2,
         audio_token_count=0 if is_listen else 5,
+        state=STATE,
         change=StateChange(() if is_listen else (1, 2, 3, 4, 5), (1,) if is_listen else (2,), 2),
     )
 
@@ -113,14 +137,16 @@ def echo(
         )
 
 
-class ScriptedModel:
-    """Implements `Model`, whose docstring says which threads may call which methods."""
+@dataclass(frozen=True)
+class ScriptedConversation:
+    """A prepared conversation."""
 
-    name = "scripted"
-    parameter_count = 0
-    memory_bytes = 0
-    sees_frames = True
-    has_chat = True
+    options: ConversationOptions
+    rows: int = PROMPT_TOKENS
+
+
+class ScriptedModel:
+    """Implements `Model` and `Preparer`."""
 
     def __init__(
         self,
@@ -135,61 +161,86 @@ class ScriptedModel:
         A batch of units takes `unit_s` seconds, and so does a step of the chats. The attribute
         `stage_s` has the seconds of each stage, also of `settle` and `rebuild`; tests change it.
         """
-        self.slot_count = slot_count
-        self.context_capacity = context_capacity
-        self.digest = f"scripted-{seed}"
+        self.constants = ModelConstants(
+            slot_count=slot_count,
+            context_capacity=context_capacity,
+            name="scripted",
+            digest=f"scripted-{seed}",
+            parameter_count=0,
+            memory_bytes=0,
+            unit_s=1.0,
+            input_hertz=INPUT_SAMPLE_RATE,
+            output_hertz=OUTPUT_SAMPLE_RATE,
+            accepts_pictures=True,
+            has_chat=True,
+        )
         self.is_lost = False
         self.answer: Answer = self._answer
         self._seed = seed
         self.stage_s = dict.fromkeys(_STAGES, 0.0) | {"decode": unit_s}
         self._settle_s: dict[int, float] = {}  # of the last unit of each slot
         self._lengths: dict[int, int] = {}
-        self._opened: dict[int, Opened] = {}  # of conversations that `begin` began
         self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
 
-    def row_count(self, unit: Unit) -> int:
-        """Return the number of rows of a unit. Each frame has as many rows as the sound."""
-        return UNIT_TOKENS * (1 + len(unit.frames))
+    # The preparer.
 
-    def prepare_voice(self, options: ConversationOptions) -> None:
-        """Do nothing: voices have no effect."""
+    def conversation(self, options: ConversationOptions) -> ScriptedConversation:
+        """Return the conversation. Options have no effect."""
+        return ScriptedConversation(options)
 
-    def prepare(self, unit: Unit) -> Unit | UnitFailure:
-        """Return the unit unchanged, or a failure if one of its frames is empty."""
+    def unit(self, unit: Unit) -> Unit | UnitFailure:
+        """Return the unit with its rows, or a failure if one of its frames is empty.
+
+        Each frame has as many rows as the sound.
+        """
         if b"" in unit.frames:
             field = f"frames[{unit.frames.index(b'')}]"
             return UnitFailure(unit.slot, "IMAGE_INVALID", "the frame is empty", False, field)
-        return unit
+        return replace(unit, rows=UNIT_TOKENS * (1 + len(unit.frames)))
 
-    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+    def picture(self, picture: Image, max_slices: int | None) -> ScriptedPicture:
         """Return a prepared picture that has only the picture's size."""
         del max_slices
-        return PreparedImage((), None, picture.size)
+        return ScriptedPicture(picture.size)
 
-    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> ScriptedChat:
+    def chat(self, request: ChatRequest, check: Callable[[], None]) -> ScriptedChat:
         """Count the rows of a request."""
         check()
         texts = [part for message in request.messages for part in message.parts]
         return ScriptedChat(request, sum(len(text) for text in texts if isinstance(text, str)))
 
-    def open(self, slot: int, options: ConversationOptions) -> Opened:
-        """Open a conversation. Options have no effect."""
-        del options
-        self._lengths[slot] = PROMPT_TOKENS
-        return Opened(PROMPT_TOKENS, ("generate_audio", "tts_voice"))
+    # The model.
 
-    def begin(self, slot: int, options: ConversationOptions) -> None:
-        """Open a conversation. `feed_prompt` reports later that it is open."""
-        self._opened[slot] = self.open(slot, options)
+    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+        """Do the work of all items at once, without regard to rows."""
+        del row_budget
+        units: list[Unit] = []
+        chats: list[int] = []
+        for item in items:
+            match item:
+                case RunUnit(unit):
+                    units.append(unit)
+                case Continue():
+                    chats.append(item.slot)
+                case Open():
+                    yield self.open(item.slot, cast("ScriptedConversation", item.conversation))
+                case StartChat():
+                    self.open_chat(item.slot, cast("ScriptedChat", item.chat))
+                    yield Unfinished(item.slot, Part.CHAT, item.rows)
+                case Rebuild():
+                    yield self.rebuild(item.slot, item.units)
+                case _:
+                    assert_never(item)
+        if units:
+            yield from self.step(units)
+            yield from self.settle([unit.slot for unit in units])
+        if chats:
+            yield from self.chat_step(chats)
 
-    def feed_prompt(self, slot: int, row_count: int) -> Opened | None:
-        """Report that the conversation is open."""
-        del row_count
-        return self._opened.pop(slot)
-
-    def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
-        """Feed nothing: a frame takes no time."""
-        return min(self.row_count(unit), row_count)
+    def open(self, slot: int, conversation: ScriptedConversation) -> Opened:
+        """Open a conversation."""
+        self._lengths[slot] = conversation.rows
+        return Opened(slot, conversation.rows, ("generate_audio", "tts_voice"))
 
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
         """Answer a batch of units, at most one for each slot."""
@@ -229,7 +280,7 @@ class ScriptedModel:
 
     def _answer(self, unit: Unit, context_length: int) -> UnitOutput | UnitFailure:
         """Answer one unit, with a word that depends on the seed and on the context's length."""
-        if context_length > self.context_capacity:
+        if context_length > self.constants.context_capacity:
             return UnitFailure(unit.slot, "CONTEXT_FULL", "the context is full", False)
         word = random.Random(f"{self._seed}/{context_length}").choice(_WORDS)
         return answer_loud(unit, context_length, f"{word} ")
@@ -249,14 +300,6 @@ class ScriptedModel:
             time.sleep(seconds)
         self._settle_s.update(dict.fromkeys(slots, time.monotonic() - begin_s))
         return ()
-
-    def awaits_voice(self, slot: int) -> bool:
-        """Return False: voices have no effect."""
-        del slot
-        return False
-
-    def start_turn(self, slot: int) -> None:
-        """Do nothing: voices have no effect."""
 
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
         """Take at most `REBUILT_UNITS` past units, and wait as long as the stage `rebuild` takes.
@@ -296,7 +339,6 @@ class ScriptedModel:
     def close(self, slot: int) -> None:
         """Forget the conversation or chat of a slot."""
         self._chats.pop(slot, None)
-        self._opened.pop(slot, None)
         self._lengths.pop(slot, None)
         self._settle_s.pop(slot, None)
 
@@ -319,17 +361,16 @@ class ScriptedDevice:
     def __init__(self, model: ScriptedModel) -> None:
         self._model = model
 
-    def description(self) -> registry_pb2.Device:
+    def description(self) -> DeviceDescription:
         """Describe the device for operators."""
-        return registry_pb2.Device(name="scripted")
+        return DeviceDescription("scripted")
 
-    def load(self) -> ScriptedModel:
+    def load(self) -> tuple[Preparer, Model]:
         """Return the model."""
-        return self._model
+        return self._model, self._model
 
-    def memory_used_bytes(self, model: object) -> int:
+    def memory_used_bytes(self) -> int:
         """Return 0: the model allocates nothing."""
-        del model
         return 0
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duplane.worker.engine.cpu_threads import choose_threads, usable_cores
+from duplane.worker.models.cpu_threads import choose_threads, usable_cores
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 
 from duplane.fabric.process import Shutdown
-from duplane.worker.engine.interfaces import DeviceLostError
+from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.scripted_model import (
+from duplane.worker.engine.round import Launch
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.engine.warm_up import warm_up
+from duplane.worker.models.interface import DeviceLostError, Open, RunUnit
+from duplane.worker.models.scripted.model import (
     REBUILT_UNITS,
     Mark,
     ScriptedDevice,
     ScriptedModel,
 )
-from duplane.worker.engine.warm_up import warm_up
-from duplane.worker.models.minicpm_o.types import (
+from duplane.worker.models.types import (
     ConversationOptions,
     PastUnit,
     Rebuilt,
@@ -30,10 +34,12 @@ from duplane.worker.models.minicpm_o.types import (
 from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
 
+SILENCE = np.zeros(16_000, np.float32)
+
 
 def opened(**settings: int) -> ScriptedModel:
     model = ScriptedModel(2, **settings)
-    model.open(0, ConversationOptions())
+    model.open(0, model.conversation(ConversationOptions()))
     return model
 
 
@@ -77,8 +83,13 @@ def past_units(model: ScriptedModel, count: int) -> list[PastUnit]:
     results = [run(model) for _ in range(count)]
     outputs = [result for result in results if isinstance(result, UnitOutput)]
     return [
-        PastUnit(output.unit, output.token_ids, output.change, output.context_length)
-        for output in outputs
+        PastUnit(
+            Unit(0, SILENCE, sequence=sequence),
+            output.token_ids,
+            output.state,
+            output.context_length,
+        )
+        for sequence, output in enumerate(outputs)
     ]
 
 
@@ -103,7 +114,7 @@ def test_units_of_another_conversation_are_not_rebuilt() -> None:
 
 def test_it_passes_the_warm_up_of_a_worker() -> None:
     model = ScriptedModel(1)
-    warm_up(model)
+    warm_up(model, model)
     assert model.is_clean(0)
 
 
@@ -115,12 +126,13 @@ def test_a_unit_can_be_marked_to_fail() -> None:
 
 def test_a_unit_can_be_marked_to_lose_the_device() -> None:
     model = ScriptedModel(1)
-    runner = ModelRunner(ScriptedDevice(model), 0, lambda slot, event: None)
-    runner.open(0, ConversationOptions())
-    assert runner.feed_prompt(1) == 0
+    channel = SlotChannel(0, Inbox(), lambda event: None)
+    runner = ModelRunner(ScriptedDevice(model), 0, {0: channel}, lambda channel, event: None)
+    opening = Open(0, model.conversation(ConversationOptions()))
+    runner.advance(Launch({0: opening}, 1))
     unit = Unit(0, np.full(16_000, Mark.LOST_DEVICE.value, np.float32))
     with pytest.raises(DeviceLostError):
-        runner.run_units([unit])
+        runner.advance(Launch({0: RunUnit(unit)}, 1, {0: UnitRecord(unit)}))
 
 
 async def test_a_worker_of_it_starts_and_stops() -> None:

@@ -1,0 +1,299 @@
+"""The inputs and outputs of every model as plain values: numpy only, no torch.
+
+`duplane.worker.models.interface` describes how the worker uses them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+MAX_SPEAK_TOKENS = 256
+MAX_REPETITION_WINDOW = 65_536
+MAX_VOICE_SAMPLES = 960_000
+"""Maximum number of samples of a voice: a minute at 16 kHz."""
+
+
+class PreparedPicture(Protocol):
+    """A picture in the form that a model reads, as plain data. Only its family reads its content.
+
+    A picture has one piece, and one more piece for each slice of it.
+    """
+
+    @property
+    def piece_count(self) -> int: ...
+
+
+Frame = bytes | PreparedPicture
+"""An encoded picture, or one that was prepared before its unit or chat runs."""
+
+
+class ImageError(ValueError):
+    """An image that the model cannot use. The message has the reason."""
+
+
+class OptionError(ValueError):
+    """An option of a conversation is invalid. `field` names it."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name} {message}")
+        self.field = name
+
+
+class DecodeMode(Enum):
+    """The way in which tokens are chosen."""
+
+    SAMPLING = "sampling"
+    GREEDY = "greedy"
+
+
+class WindowMode(Enum):
+    """How a long context is shortened: not at all, by dropping old units, or by keeping only their
+    text.
+    """
+
+    OFF = "off"
+    BASIC = "basic"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True)
+class ConversationOptions:
+    """The options of one conversation. Raises `OptionError` for values outside the bounds.
+
+    `llm_voice` (the voice in the prompt, which the model is asked to imitate) and `tts_voice` (the
+    voice to speak with) are float32 mono samples at the model's input rate. `GREEDY` means that the
+    most likely id is always chosen, in the speech too. Without a `seed` the conversation is not
+    reproducible. If a field of the context window is None, the checkpoint's value applies. A model
+    ignores the options that it does not have, and names them in `Opened.ignored`.
+    """
+
+    system_prompt: str = "You are a helpful assistant."
+    llm_voice: FloatArray | None = None
+    tts_voice: FloatArray | None = None
+    generate_audio: bool = True
+    seed: int | None = None
+    decode_mode: DecodeMode = DecodeMode.SAMPLING
+    temperature: float = 0.7
+    top_k: int = 20
+    top_p: float = 0.8
+    text_repetition_penalty: float = 1.05
+    text_repetition_window_size: int = 512
+    length_penalty: float = 1.1
+    listen_prob_scale: float = 1.0
+    listen_top_k: int | None = None
+    force_listen_count: int = 3
+    max_new_speak_tokens_per_chunk: int = 20
+    tts_temperature: float = 0.8
+    sliding_window_mode: WindowMode | None = None
+    basic_window_high_tokens: int | None = None
+    basic_window_low_tokens: int | None = None
+    context_max_units: int | None = None
+    context_previous_max_tokens: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely id is always chosen, without draws."""
+        return self.decode_mode is DecodeMode.GREEDY
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not (math.isfinite(value) and low <= value <= high):
+                raise OptionError(name, f"is {value}, not between {low:g} and {high:g}")
+        if self.listen_top_k is not None and self.listen_top_k < 0:
+            raise OptionError("listen_top_k", f"is {self.listen_top_k}, less than 0")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise OptionError("seed", f"is {self.seed}, not between 0 and 2^63 - 1")
+        for name, voice in (("llm_voice", self.llm_voice), ("tts_voice", self.tts_voice)):
+            if voice is not None:
+                check_samples(name, voice)
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 100),
+    ("top_k", 0, 2**31),
+    ("top_p", 0, 1),
+    ("text_repetition_penalty", 0.01, 100),
+    ("text_repetition_window_size", 0, MAX_REPETITION_WINDOW),
+    ("length_penalty", 0.01, 100),
+    ("listen_prob_scale", 0, 1000),
+    ("force_listen_count", 0, 2**31),
+    ("max_new_speak_tokens_per_chunk", 1, MAX_SPEAK_TOKENS),
+    ("tts_temperature", 0, 100),
+    ("basic_window_high_tokens", 1, 2**31),
+    ("basic_window_low_tokens", 0, 2**31),
+    ("context_max_units", 1, 2**31),
+    ("context_previous_max_tokens", 0, 2**31),
+)
+
+
+def check_samples(name: str, samples: NDArray[Any]) -> None:
+    """Raise `OptionError` unless `samples` are finite float32, not empty, and not too many."""
+    if samples.dtype != np.float32 or samples.ndim != 1:
+        raise OptionError(name, f"is {samples.dtype} {samples.shape}, not one row of float32")
+    if not samples.size:
+        raise OptionError(name, "is empty")
+    if samples.size > MAX_VOICE_SAMPLES:
+        raise OptionError(name, f"has more than {MAX_VOICE_SAMPLES:,} samples")
+    if not np.isfinite(samples).all():
+        raise OptionError(name, "has samples that are not finite")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """The input of one unit of one conversation.
+
+    `audio` is float32 mono at the model's input rate, finite, about as long as the model's unit.
+    `frames` are encoded pictures, or pictures that `Preparer.unit` has prepared. The model gets
+    each whole frame and, if `max_slices` is more than 1, also at most `max_slices` slices of it. A
+    unit with frames may have no audio. `sequence` is the client's number of the unit; failures name
+    it. `rows` is the number of rows of the model's input, which `Preparer.unit` sets.
+    """
+
+    slot: int
+    audio: FloatArray
+    force_listen: bool = False
+    frames: tuple[Frame, ...] = ()
+    max_slices: int = 1
+    sequence: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """The content of `UnitOutput.state` as release 0.1 writes and reads it, for MiniCPM-o only.
+
+    `chosen_token_ids` are the ids that the model chose and that the repetition penalty counts. The
+    rules of a unit can replace or drop some of these ids. `draw_count` is the number of uniform
+    numbers that text and speech used. `interrupted_turn` means that a forced listen has ended the
+    turn.
+    """
+
+    speech_token_ids: tuple[int, ...] = ()
+    chosen_token_ids: tuple[int, ...] = ()
+    draw_count: int = 0
+    interrupted_turn: bool = False
+
+
+@dataclass(frozen=True)
+class PastUnit:
+    """A unit that was run before, perhaps by another worker, with parts of its `UnitOutput`.
+
+    `unit.force_listen` has no effect, because the ids show whether the model listened. `change` has
+    an effect only if `state` is empty, because a worker of release 0.1 ran the unit.
+    """
+
+    unit: Unit
+    token_ids: tuple[int, ...]
+    state: bytes
+    context_length: int
+    change: StateChange | None = None
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows that the unit added to the context."""
+        return self.unit.rows + len(self.token_ids)
+
+
+_NO_AUDIO = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of one unit of a conversation, or of one step of a chat. Any part may be empty.
+
+    `context_length` is the number of rows in the KV cache. `audio` is float32 mono at the model's
+    output rate, made from `audio_token_count` speech tokens. `token_ids` are the ids that were
+    added to the context, in order. `stage_s` has the seconds of each stage of the batch.
+    """
+
+    slot: int
+    context_length: int
+    text: str = ""
+    audio: FloatArray = field(default_factory=lambda: _NO_AUDIO)
+    token_ids: tuple[int, ...] = ()
+    audio_token_count: int = 0
+    stage_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitOutput(Output):
+    """The result of one unit that was run.
+
+    - `context_length` is the length after generation, before settle.
+    - `token_ids` include the unit's terminator and the unit end.
+    - `stage_s`: the entry `settle` is the time that it took to settle the conversation's previous
+      unit.
+    - `end_of_turn`: the model has finished its turn. `interrupted_turn`: a forced listen has ended
+      it.
+    - `text_token_count`: the number of ids from which `text` is decoded, including special ids.
+    - `input_*_count`: the numbers of input rows: embeddings of audio and of frames, and marks.
+    - `state`: what the family needs, beside the unit and `token_ids`, to rebuild the conversation.
+      Only the family reads it. Empty if the model cannot rebuild conversations.
+    - `change`: the same for workers of release 0.1; None if that release does not run the family.
+    """
+
+    is_listen: bool
+    end_of_turn: bool
+    text_token_count: int
+    input_audio_count: int = 0
+    input_video_count: int = 0
+    input_mark_count: int = 0
+    interrupted_turn: bool = False
+    state: bytes = b""
+    change: StateChange | None = None
+
+
+@dataclass(frozen=True)
+class UnitFailure:
+    """The failure of a slot's work, mostly of a unit. `is_fatal`: the conversation cannot continue.
+
+    If a field of the unit is invalid, `field` names it, for example `frames[1]`. A rebuild fails
+    with the reason `REBUILD_REFUSED` or `REBUILD_DIFFERS` if its past units are at fault.
+    """
+
+    slot: int
+    reason: str
+    message: str
+    is_fatal: bool
+    field: str = ""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The result of a share of a rebuild, which takes some of the given past units.
+
+    `unit_count` is the number of units that were taken, from the first one on. `context_length` is
+    the length of the context after the last of these units, as in its `UnitOutput`. If
+    `is_complete`, all units were taken, and the conversation is as if it had run them.
+    """
+
+    slot: int
+    unit_count: int
+    context_length: int
+    is_complete: bool
+    stage_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A conversation that is ready for its first unit.
+
+    `ignored` names the options that have no effect with this checkpoint. `has_window` means that
+    a window drops old units when the context is full.
+    """
+
+    slot: int
+    context_length: int
+    ignored: tuple[str, ...] = ()
+    has_window: bool = False
