@@ -1,13 +1,16 @@
 """Replaces media in events by references to files, and these references by the media again.
 
-Pure.
+Pure. References and `payload_trace` have the form that the reference's recordings have, so that its
+tools can play recordings and send them again.
 """
 
 from __future__ import annotations
 
 import binascii
+import contextlib
+import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,6 +29,10 @@ _SIGNATURES = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
 )
+_PCM_SUFFIX = ".f32"
+_WAV_SUFFIX = ".wav"
+_SETTINGS = "session.init"  # its voices stay in the event, as in the reference's recordings
+_SAMPLE_BYTES = 4
 _DATA_KEYS = ("data", "base64")  # fields with raw audio, unless the first bytes show another type
 
 
@@ -49,28 +56,52 @@ class Blob:
     @property
     def is_audio(self) -> bool:
         """True for raw float32 audio of the conversation; False for a reference voice."""
-        return self.name.endswith(".f32") and "ref" not in self.key
+        return self.name.endswith(_PCM_SUFFIX) and "ref" not in self.key
+
+    @property
+    def wav_name(self) -> str:
+        """The name of the WAV file that has the same sound as raw audio of the conversation."""
+        return self.name.removesuffix(_PCM_SUFFIX) + _WAV_SUFFIX
+
+    @property
+    def reference(self) -> str:
+        """The text that replaces the payload in its event."""
+        return f"@{self.wav_name if self.is_audio else self.name}"
 
 
 def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
     """Return the event with a reference `@blob/...` for each payload, and the payloads in order.
 
-    Every long base64 string counts as a payload, in any field of any dialect. A frame that is not
-    JSON, or is nested too deeply, is one payload. Files are numbered from `first_number`.
+    Every long base64 string counts as a payload, in any field of any dialect, except in the
+    settings of dialect B. A frame that is not JSON, or is nested too deeply, is one payload. Files
+    are numbered from `first_number`.
     """
     blobs: list[Blob] = []
 
     def add_blob(content: bytes, key: str) -> str:
         name = f"blob/{first_number + len(blobs):06d}.{_suffix(content, key)}"
         blobs.append(Blob(name, key, content))
-        return f"@{name}"
+        return blobs[-1].reference
+
+    def split_text(text: str, key: str) -> str:
+        return _split_text(text, key, add_blob)
 
     try:
-        event = _map_texts(orjson.loads(frame), lambda text, key: _split_text(text, key, add_blob))
+        event: object = orjson.loads(frame)
+        event = _map_texts(event, _keep if _is_settings(event) else split_text)
     except (orjson.JSONDecodeError, _TooDeepError):
         blobs.clear()
         return add_blob(frame, ""), blobs
     return event, blobs
+
+
+def _is_settings(event: object) -> bool:
+    return isinstance(event, dict) and cast("dict[str, object]", event).get("type") == _SETTINGS
+
+
+def _keep(text: str, key: str) -> str:
+    del key
+    return text
 
 
 def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> str:
@@ -83,11 +114,36 @@ def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> s
     return add_blob(content, key)
 
 
+def payload_trace(blobs: Sequence[Blob], rate_hertz: int) -> dict[str, object]:
+    """Describe the raw audio and the pictures of one event of a duplex session; empty if none."""
+    trace: dict[str, object] = {}
+    for blob in blobs:
+        if blob.is_audio:
+            trace["audio"] = {
+                **_size_and_hash(blob.content),
+                "samples": len(blob.content) // _SAMPLE_BYTES,
+                "dtype": "float32-le",
+                "sample_rate": rate_hertz,
+                "blob_f32": f"@{blob.name}",
+                "blob_wav": f"@{blob.wav_name}",
+            }
+    pictures = [
+        {**_size_and_hash(blob.content), "blob_jpg": blob.reference}
+        for blob in blobs
+        if blob.is_picture
+    ]
+    return {**trace, "video_frames": pictures} if pictures else trace
+
+
+def _size_and_hash(content: bytes) -> dict[str, object]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "nbytes": len(content)}
+
+
 def join(event: object, read: Callable[[str], bytes]) -> object:
     """Undo `split`: replace each reference by the base64 of what `read` returns for its name.
 
-    A string that looks like a reference stays unchanged if `read` raises LookupError or
-    FileNotFoundError.
+    If a WAV file has the sound of raw audio, the raw audio is read. A string that looks like a
+    reference stays unchanged if `read` raises LookupError or FileNotFoundError.
     """
 
     def join_text(text: str, key: str) -> str:
@@ -95,10 +151,12 @@ def join(event: object, read: Callable[[str], bytes]) -> object:
         reference = _REFERENCE.fullmatch(text)
         if reference is None:
             return text
-        try:
-            return pybase64.b64encode_as_string(read(reference[1]))
-        except (LookupError, FileNotFoundError):
-            return text
+        name = reference[1]
+        names = [name.removesuffix(_WAV_SUFFIX) + _PCM_SUFFIX] if name.endswith(_WAV_SUFFIX) else []
+        for each in (*names, name):
+            with contextlib.suppress(LookupError, FileNotFoundError):
+                return pybase64.b64encode_as_string(read(each))
+        return text
 
     return _map_texts(event, join_text)
 

@@ -1,4 +1,4 @@
-"""Writes one direction of a session's audio to a WAV file that can be read at any moment."""
+"""WAV files of one direction of a session, which can be read at any moment, and of one event."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WavWriter:
         self._rate_hertz = rate_hertz
         self._sample_count = 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self._write(self._header(), 0)
+        self._write(_header(self._sample_count, self._rate_hertz), 0)
 
     @property
     def end_s(self) -> float:
@@ -48,11 +48,10 @@ class WavWriter:
             start = self._sample_count
         if start + samples.size > MAX_WAV_S * self._rate_hertz:
             return 0
-        scaled = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1.0, 1.0) * 32767
-        pcm = scaled.astype("<i2").tobytes()
+        pcm = _pcm16(samples)
         self._write(pcm, _HEADER.size + start * _SAMPLE_BYTES)
         self._sample_count = start + samples.size
-        self._write(self._header(), 0)
+        self._write(_header(self._sample_count, self._rate_hertz), 0)
         return len(pcm)
 
     def close(self) -> None:
@@ -65,9 +64,20 @@ class WavWriter:
             written = os.pwrite(self._file, rest, at)
             rest, at = rest[written:], at + written
 
-    def _header(self) -> bytes:
-        size = self._sample_count * _SAMPLE_BYTES
-        whole = (b"RIFF", _HEADER.size - 8 + size, b"WAVE")
-        rates = (self._rate_hertz, self._rate_hertz * _SAMPLE_BYTES)
-        form = (b"fmt ", 16, 1, 1, *rates, _SAMPLE_BYTES, _SAMPLE_BYTES * 8)
-        return _HEADER.pack(*whole, *form, b"data", size)
+
+def wav_file(samples: Samples, rate_hertz: int) -> bytes:
+    """Return a whole WAV file (mono, PCM16)."""
+    return _header(samples.size, rate_hertz) + _pcm16(samples)
+
+
+def _pcm16(samples: Samples) -> bytes:
+    scaled = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1.0, 1.0) * 32767
+    return scaled.astype("<i2").tobytes()
+
+
+def _header(sample_count: int, rate_hertz: int) -> bytes:
+    size = sample_count * _SAMPLE_BYTES
+    whole = (b"RIFF", _HEADER.size - 8 + size, b"WAVE")
+    rates = (rate_hertz, rate_hertz * _SAMPLE_BYTES)
+    form = (b"fmt ", 16, 1, 1, *rates, _SAMPLE_BYTES, _SAMPLE_BYTES * 8)
+    return _HEADER.pack(*whole, *form, b"data", size)

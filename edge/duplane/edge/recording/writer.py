@@ -14,9 +14,9 @@ import numpy as np
 import orjson
 
 from duplane.edge.payload.rates import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
-from duplane.edge.recording.events import Blob, split
+from duplane.edge.recording.events import Blob, payload_trace, split
 from duplane.edge.recording.storage import BLOBS, MODEL, STREAM, USER, Meta, lock, write_meta
-from duplane.edge.recording.wav_writer import WavWriter
+from duplane.edge.recording.wav_writer import WavWriter, wav_file
 from duplane.fabric.audio import AudioError, Samples, samples_from_pcm
 
 _log = logging.getLogger(__name__)
@@ -103,19 +103,23 @@ class RecordingWriter:
 
     def _write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes) -> None:
         event, blobs = split(frame, self._blob_count)
+        # Both sides are recorded as the client has sent and got them.
+        rate_hertz = INPUT_RATE_HERTZ if direction is Direction.UP else OUTPUT_RATE_HERTZ
         for blob in blobs:
-            self._count(len(blob.content))
-            (self.directory / blob.name).write_bytes(blob.content)
+            self._write_blob(blob.name, blob.content)
+            if blob.is_audio:
+                sound = np.frombuffer(blob.content, "<f4")
+                self._write_blob(blob.wav_name, wav_file(sound, rate_hertz))
         self._blob_count += len(blobs)
-        line = orjson.dumps(
-            {
-                "seq": self._event_count,
-                "ts": self._meta.created_at + at_s,
-                "dir": direction,
-                "frame": event,
-            },
-            option=orjson.OPT_APPEND_NEWLINE,
-        )
+        entry = {
+            "seq": self._event_count,
+            "ts": self._meta.created_at + at_s,
+            "dir": direction,
+            "frame": event,
+        }
+        if not self._is_chat and (trace := payload_trace(blobs, rate_hertz)):
+            entry["payload_trace"] = trace
+        line = orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
         self._count(len(line))
         os.write(self._stream, line)
         self._event_count += 1
@@ -124,6 +128,10 @@ class RecordingWriter:
             return
         for samples in self._new_speech(event, blobs):
             self._write_audio(direction, samples, at_s)
+
+    def _write_blob(self, name: str, content: bytes) -> None:
+        self._count(len(content))
+        (self.directory / name).write_bytes(content)
 
     def _count(self, byte_count: int) -> None:
         self._free_bytes -= byte_count
@@ -161,7 +169,6 @@ class RecordingWriter:
         wav = self._wavs.get(direction)
         if wav is None:
             is_user = direction is Direction.UP
-            # Both sides are recorded as the client has sent and got them.
             rate_hertz = INPUT_RATE_HERTZ if is_user else OUTPUT_RATE_HERTZ
             wav = WavWriter(self.directory / (USER if is_user else MODEL), rate_hertz)
             self._wavs[direction] = wav

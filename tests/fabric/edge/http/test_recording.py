@@ -253,7 +253,10 @@ async def test_operators_find_recordings_over_http(tmp_path: Path) -> None:
         _, kind, sound = await get(f"/{directory.name}/assets/user.wav")
         assert (kind, sound[:4]) == ("audio/wav", b"RIFF")
         blob = next(each["frame"]["audio"] for each in told["events"] if "audio" in each["frame"])
-        assert (await get(f"/{directory.name}/assets/{blob}"))[2] == pcm(16_000)
+        raw = blob.replace(".wav", ".f32")
+        assert (await get(f"/{directory.name}/assets/{raw}"))[2] == pcm(16_000)
+        _, kind, sound = await get(f"/{directory.name}/assets/{blob}")
+        assert (kind, sound[:4]) == ("audio/wav", b"RIFF")
         _, kind, archive = await get(f"/{directory.name}/download")
         assert kind == "application/zip"
         assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None

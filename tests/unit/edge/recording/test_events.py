@@ -31,7 +31,7 @@ def test_payloads_are_moved_out_and_named_by_what_they_are() -> None:
     }
     event, blobs = split(orjson.dumps(encoded), 7)
     assert event == {
-        "audio": "@blob/000007.f32",
+        "audio": "@blob/000007.wav",
         "ref_audio": "@blob/000008.wav",
         "video_frames": ["@blob/000009.jpg", "@blob/000010.jpg"],
         "blah": "@blob/000011.bin",

@@ -279,7 +279,7 @@ def test_directory_that_cannot_be_written_is_refused_at_start(tmp_path: Path) ->
 
 
 def test_a_recording_ends_at_its_bound(tmp_path: Path) -> None:
-    session = RecordedSession(RecordingSettings(tmp_path, session_bytes=200_000))
+    session = RecordedSession(RecordingSettings(tmp_path, session_bytes=300_000))
     for _ in range(4):
         session.up(APPEND)
     session.end()
