@@ -19,8 +19,8 @@ def main(scheduler: str, file: str) -> None:
     leases = lease_pb2_grpc.LeaseServiceStub(grpc.insecure_channel(scheduler))
     grant = next(r.granted for r in leases.AcquireLease(wanted) if r.HasField("granted"))
     size = grant.model.input_rate_hertz * grant.model.unit_duration.ToMilliseconds() // 250 or 64000
-    audio = Path(file).read_bytes()
-    sounds = [audio[start : start + size] for start in range(0, len(audio), size)]
+    audio = Path(file).read_bytes() + bytes(5 * size)  # silence, in which the model can answer
+    sounds = [audio[at : at + size].ljust(size, b"\0") for at in range(0, len(audio), size)]
     units = [Request(unit=session_pb2.Unit(sequence=n, audio=s)) for n, s in enumerate(sounds)]
     later = [Request(open=session_pb2.Open()), *units, Request(close=session_pb2.Close())]
     worker = session_pb2_grpc.SessionServiceStub(grpc.insecure_channel(grant.worker_address))

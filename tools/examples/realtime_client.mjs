@@ -1,7 +1,8 @@
 // A conversation over /v1/realtime in dialect B. Runs in a browser as it is, and in Node.
 //
 // Usage: node realtime_client.mjs ws://127.0.0.1:8006 speech.f32 [seconds]
-// (Node 20 and 21 need the flag --experimental-websocket.)
+// (Node 20 and 21 need the flag --experimental-websocket.) To make speech.f32 from a WAV file:
+// ffmpeg -i speech.wav -f f32le -ac 1 -ar 16000 speech.f32
 
 const UNIT_BYTES = 4 * 16000; // one second of float32 samples at 16 kHz
 

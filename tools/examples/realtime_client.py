@@ -3,7 +3,8 @@
 Usage: python realtime_client.py ws://127.0.0.1:8006 speech.f32 [seconds]
 
 `speech.f32` holds raw float32 samples, little endian, mono, 16 kHz. The model's speech is written
-to `answer.f32` beside it, at 24 kHz.
+to `answer.f32` beside it, at 24 kHz. To make `speech.f32` from a WAV file:
+ffmpeg -i speech.wav -f f32le -ac 1 -ar 16000 speech.f32
 """
 
 import asyncio

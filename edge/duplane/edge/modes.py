@@ -9,6 +9,11 @@ from dataclasses import dataclass, replace
 from duplane.fabric.v1 import lease_pb2
 
 DEFAULT_MODE = "video"
+# Video is the mode of a client that names none, so this text says how to choose another one.
+_UNSERVED_VIDEO = (
+    "no worker serves video sessions: the model cannot see. Ask for audio (?mode=audio, or a"
+    " session id that begins with adx_), or start a worker with a model that can see"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +24,16 @@ class Mode:
     request_type: str  # the kind's name in the public protocol
     session_s: float
     takes_frames: bool = False  # if false, frames are ignored
+    unserved: str = "no worker serves this mode"  # what the client reads if that is so
 
 
 MODES: Mapping[str, Mode] = {
     "video": Mode(
-        lease_pb2.SESSION_KIND_OMNI_DUPLEX, "omni_duplex", session_s=300.0, takes_frames=True
+        lease_pb2.SESSION_KIND_OMNI_DUPLEX,
+        "omni_duplex",
+        session_s=300.0,
+        takes_frames=True,
+        unserved=_UNSERVED_VIDEO,
     ),
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.paths import ROOT
+from support.protocols.transcripts import pcm
 from support.scheduler.scheduler_harness import SchedulerHarness
 from support.time_limits import WITHIN_S
 
@@ -26,11 +27,14 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
 
     def __init__(self, failed: int) -> None:
         self.failed = failed
+        self.units: list[session_pb2.Unit] = []
 
     async def Converse(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
         self, requests: AsyncIterator[session_pb2.ConverseRequest], context: Any
     ) -> AsyncIterator[session_pb2.ConverseResponse]:
         async for request in requests:
+            if request.HasField("unit"):
+                self.units.append(request.unit)
             match request.WhichOneof("message"):
                 case "claim":
                     yield Response(claimed=session_pb2.Claimed())
@@ -53,18 +57,16 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         yield session_pb2.ChatResponse(done=session_pb2.Done())
 
 
-@pytest.mark.parametrize("failed", [0, 2])
-async def test_example_goes_on_after_a_failed_unit_and_ends(tmp_path: Path, failed: int) -> None:
-    audio = tmp_path / "silence.f32"
-    audio.write_bytes(bytes(3 * 64_000))
+async def run_example(sessions: Sessions, file: Path) -> list[str]:
+    """Run the example with a file; return the lines that it prints."""
     server = FabricServer("duplane.fabric.v1.SessionService")
-    session_pb2_grpc.add_SessionServiceServicer_to_server(Sessions(failed), server.grpc)
+    session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server.grpc)
     address = await server.start("127.0.0.1:0")
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, 0)
         harness = await stack.enter_async_context(SchedulerHarness.running())
         await harness.worker(address=address)
-        arguments = (str(EXAMPLE), harness.address, str(audio))
+        arguments = (str(EXAMPLE), harness.address, str(file))
         example = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
         )
@@ -76,6 +78,26 @@ async def test_example_goes_on_after_a_failed_unit_and_ends(tmp_path: Path, fail
                 example.kill()
                 await example.wait()
     assert example.returncode == 0
-    expected = ["(listens)"] * 3
+    return out.decode().splitlines()
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+async def test_example_goes_on_after_a_failed_unit_and_ends(tmp_path: Path, failed: int) -> None:
+    audio = tmp_path / "silence.f32"
+    audio.write_bytes(bytes(3 * 64_000))
+    lines = await run_example(Sessions(failed), audio)
+    expected = ["(listens)"] * 8
     expected[failed] = "UNIT_TOO_LONG"
-    assert [line.split()[1] for line in out.decode().splitlines()] == expected
+    assert [line.split()[1] for line in lines] == expected
+
+
+async def test_short_question_is_followed_by_silence_in_whole_units(tmp_path: Path) -> None:
+    question = pcm(8_000)
+    audio = tmp_path / "question.f32"
+    audio.write_bytes(question)
+    sessions = Sessions(failed=-1)
+    assert len(await run_example(sessions, audio)) == 6
+    sent = b"".join(unit.audio for unit in sessions.units)
+    assert {len(unit.audio) for unit in sessions.units} == {64_000}
+    assert sent.startswith(question)
+    assert not any(sent[len(question) :])

@@ -14,11 +14,12 @@ from support.edge.live_edge import LiveEdge, live_edge
 from support.protocols.transcripts import jpeg, wav
 from support.tools.command import run_command
 
+from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.command import UsageError
 from duplane.tools.talk import client
 from duplane.tools.talk.chat import chat_with
-from duplane.tools.talk.client import ConnectError
+from duplane.tools.talk.client import ConnectError, TalkError
 from duplane.tools.talk.duplex import talk_to
 from duplane.tools.talk.settings import Dialect, Mode, TalkSettings
 
@@ -85,7 +86,7 @@ async def test_a_video_file_goes_with_the_first_text(dialect: Dialect, tmp_path:
         shown, said = request.messages[-1].parts
         assert (shown.video, shown.video_stack_frame_count) == (b"a video", 1)
         assert said.text == "Hi"
-    with pytest.raises(UsageError, match="for mode 'chat'"):
+    with pytest.raises(UsageError, match="for a chat"):
         talk_to(
             replace(settings, dialect="A", mode="audio", wav=tmp_path / "speech.wav"),
             out=None,
@@ -101,6 +102,42 @@ async def test_what_cannot_work_is_said_before_connecting(
         settings = replace(settings_for(edge, tmp_path, dialect, mode), texts=())
         with pytest.raises(UsageError, match="chat"):
             chat_with(settings, out=None, as_json=False)
+
+
+@pytest.mark.parametrize("dialect", ["A", "B", "C"])
+async def test_refused_video_session_says_that_the_model_cannot_see(
+    dialect: Dialect, tmp_path: Path
+) -> None:
+    async with live_edge() as edge:
+        edge.fabric.is_automatic = False
+        settings = settings_for(edge, tmp_path, dialect, "video")
+        talking = asyncio.create_task(asyncio.to_thread(talk_to, settings, out=None, as_json=True))
+        acquisition = await edge.fabric.acquisition()
+        acquisition.refuse(Reason.KIND_NOT_SERVED)
+        with pytest.raises(TalkError, match=r"the model cannot see\. Ask for audio") as failure:
+            await talking
+        assert "{" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--text", "Hi"), "texts (--text) are for a chat: --mode chat --dialect B, or D"),
+        (("--frame", "{sound}"), "pictures (--frame) are for --mode video"),
+        (("--mode", "chat", "--text", "Hi"), "dialect A has no chats: use --dialect B or"),
+        (("--dialect", "D"), "a chat needs a text: --text"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_with_one_sentence(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    sound = tmp_path / "speech.wav"
+    sound.write_bytes(wav(20_000))
+    filled = [argument.format(sound=sound) for argument in arguments]
+    code, output = run_command("talk", *filled, "--url", "ws://127.0.0.1:1")
+    assert code != 0
+    assert sentence in output
+    assert len(output.strip().splitlines()) == 1
 
 
 async def connect_error(answer: bytes | None, scheme: str) -> str:

@@ -31,7 +31,6 @@ D = TypeVar("D", bound=Dialect)
 _REFUSED = {
     Reason.QUEUE_FULL: Close(CloseReason.QUEUE_FULL, "Queue full"),
     Reason.TICKET_CANCELLED: Close(CloseReason.WORKER_BUSY, "taken out of the queue"),
-    Reason.KIND_NOT_SERVED: Close(CloseReason.SERVICE_UNAVAILABLE, "no worker serves this mode"),
     Reason.UNAVAILABLE: Close(CloseReason.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
 }
 _NOT_READY = Close(CloseReason.SERVICE_UNAVAILABLE, "Service not ready")
@@ -162,6 +161,9 @@ class Session(ABC, Generic[D]):
         """Handle a failure of the request for a slot, or of the call to the worker."""
         if self.closed:
             return []
+        if not self.is_running and error.reason == Reason.KIND_NOT_SERVED:
+            unserved = Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
+            return self.end(unserved, now)
         if not self.is_running:
             return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
         return self._call_failed(error, now)

@@ -25,6 +25,7 @@ from duplane.tools.talk.client import (
     TalkError,
     check_out,
     connected,
+    error_text,
     events_of,
     full_url,
     read_sound,
@@ -80,9 +81,9 @@ def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
     Raises UsageError for invalid settings, and TalkError if the chat fails.
     """
     if settings.dialect not in ("B", "D"):
-        raise UsageError("only dialects B and D have chats")
+        raise UsageError(f"dialect {settings.dialect} has no chats: use --dialect B or --dialect D")
     if not settings.texts:
-        raise UsageError("mode 'chat' needs a text")
+        raise UsageError("a chat needs a text: --text 'Hello'")
     check_out(out)
     voice, sound = read_sound(settings.voice), read_sound(settings.wav)
     parts: list[Message] = [
@@ -193,7 +194,7 @@ async def _events(connection: ClientConnection, queue_prefix: str) -> AsyncGener
     async for event in events_of(connection):
         kind = str(event.get("type"))
         if kind == "error":
-            raise TalkError(orjson.dumps(event.get("error")).decode())
+            raise TalkError(error_text(event))
         if kind.removeprefix(queue_prefix) not in _QUEUE:
             yield event
         elif "position" in event:

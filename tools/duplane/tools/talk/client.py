@@ -81,6 +81,18 @@ def _reason(error: Exception, *, is_tls: bool) -> str:
             return str(error)
 
 
+def error_text(event: Message) -> str:
+    """Return the message of an error event, which is an object in A and B, and a text in C and D.
+
+    Any other event is returned as JSON.
+    """
+    match event.get("error"):
+        case str(message) | {"message": str(message)}:
+            return message
+        case _:
+            return orjson.dumps(event).decode()
+
+
 async def events_of(connection: ClientConnection) -> AsyncGenerator[Message]:
     """Yield the server's events until the connection ends."""
     async for message in connection:
@@ -106,7 +118,7 @@ async def begin(
             case _ if event.get("type") == dialect.ready:
                 return
             case _:
-                raise TalkError(f"refused: {orjson.dumps(event).decode()}")
+                raise TalkError(f"the server refuses the session: {error_text(event)}")
     raise TalkError("the connection ended before the session began")
 
 

@@ -123,6 +123,12 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
 
     Raises UsageError for invalid settings, and TalkError if the conversation fails.
     """
+    if settings.frames and settings.mode != "video":
+        raise UsageError("pictures (--frame) are for --mode video, or for a chat")
+    if settings.videos:
+        raise UsageError("video files (--video) are for a chat: --mode chat --dialect B, or D")
+    if settings.texts:
+        raise UsageError("texts (--text) are for a chat: --mode chat --dialect B, or D")
     check_out(out)
     speech, voice = read_sound(settings.wav or SAMPLE), read_sound(settings.voice)
     assert speech is not None, "a file is always given"
@@ -131,10 +137,6 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
         sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
     voice_base64 = None if voice is None else base64_of(voice)
     dialect = DIALECTS[settings.dialect](settings.prompt, voice_base64, settings.seed)
-    if settings.frames and settings.mode != "video":
-        raise UsageError("pictures are for mode 'video'")
-    if settings.videos:
-        raise UsageError("video files are for mode 'chat'")
     conversation = _Conversation(as_json)
     asyncio.run(_converse(settings, dialect, speech, conversation))
     write_sound(out, conversation.audio)
