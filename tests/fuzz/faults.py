@@ -80,7 +80,8 @@ def _shortened(case: Case, kind: str) -> Case:
             if tries < 0:
                 break
             if (what := try_case(shorter)[1]) and _kind(what) == kind:
-                case, found = shorter, True
+                case = shorter
+                found = True
                 break
     return case
 

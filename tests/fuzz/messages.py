@@ -71,7 +71,8 @@ def _replace(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
 
 def _replace_alike(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
     """Replace a value by another of the same kind."""
-    old, name = place[key], str(key)
+    old = place[key]
+    name = str(key)
     if any(part in name for part in _AUDIO_KEYS):
         place[key] = values.audio(rng)
     elif any(part in name for part in _PICTURE_KEYS) or str(old).startswith(("@jpeg", "@png")):

@@ -235,7 +235,9 @@ def _read_frames(data: bytes) -> list[tuple[int, bytes]]:
     """Return all complete frames of a server. An incomplete last frame is ignored."""
     frames: list[tuple[int, bytes]] = []
     while len(data) >= 2:
-        opcode, length, at = data[0] & 15, data[1], 2
+        opcode = data[0] & 15
+        length = data[1]
+        at = 2
         if length >= 126:
             size = 2 if length == 126 else 8
             at += size

@@ -213,8 +213,10 @@ class _Watch(logging.Handler):
 @contextlib.contextmanager
 def _log_watched(storm: SocketRun) -> Generator[None]:
     """Record unhandled exceptions and logged errors as faults, except failed sessions."""
-    loop, root = asyncio.get_running_loop(), logging.getLogger()
-    watch, handler = _Watch(storm), loop.get_exception_handler()
+    loop = asyncio.get_running_loop()
+    root = logging.getLogger()
+    watch = _Watch(storm)
+    handler = loop.get_exception_handler()
     root.addHandler(watch)
     loop.set_exception_handler(
         lambda _, context: storm.faults.append(

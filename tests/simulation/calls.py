@@ -49,7 +49,8 @@ class Schedulers:
 
     def attach(self, at: int, stream_number: int) -> Call:
         """Attach the worker `w`."""
-        scheduler, call = self.schedulers[at], Call(Chance())
+        scheduler = self.schedulers[at]
+        call = Call(Chance())
         call.begin(lambda context: scheduler.registry.Attach(call.requests(), context))
         register = register_message(stream_number=stream_number)
         call.send(registry_pb2.AttachRequest(register=register))
@@ -66,7 +67,8 @@ class Schedulers:
 
     def release(self, at: int, request_id: str) -> Call:
         """Give back the grant of a request."""
-        request, call = lease_pb2.ReleaseLeaseRequest(request_id=request_id), Call(Chance())
+        request = lease_pb2.ReleaseLeaseRequest(request_id=request_id)
+        call = Call(Chance())
 
         async def serve(context: Any) -> None:
             await self.schedulers[at].leases.ReleaseLease(request, context)

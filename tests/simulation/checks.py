@@ -171,7 +171,8 @@ class Laws:
                 pass
 
     def _check_grant(self, grant: Grant, state: SchedulerState, view: View) -> None:
-        key, number = _slot(grant), grant.claims.fencing_number
+        key = _slot(grant)
+        number = grant.claims.fencing_number
         present = view.live.get(key)
         is_same = present is not None and present.claims.fencing_number == number
         require(present is None or is_same, "two live grants on one slot")

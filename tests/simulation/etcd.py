@@ -195,7 +195,8 @@ class SimulatedClient:
             await asyncio.sleep(self._cut_until - asyncio.get_running_loop().time())
 
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        chance, loop = self.chance, asyncio.get_running_loop()
+        chance = self.chance
+        loop = asyncio.get_running_loop()
         fault = chance.choice(("request", "answer", "late"))
         is_faulty = self.is_cut or chance.random() < self.lost_share
         is_slow = chance.random() < self.hang_share
@@ -267,7 +268,8 @@ class SimulatedWatch:
         """Yield events, in order. Raises CompactedError if events were deleted."""
         etcd, chance = self._client.etcd, self._client.chance
         while True:
-            news, found = etcd.news, etcd.since(self._next_revision)
+            news = etcd.news
+            found = etcd.since(self._next_revision)
             if self._client.is_blind:
                 await asyncio.sleep(PROBE_S)
                 continue

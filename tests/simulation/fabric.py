@@ -107,7 +107,8 @@ class SimulatedFabric:
     async def call(self, at: int, method: str, request: object = None) -> AsyncGenerator[Call]:
         """Call the scheduler at an index, if it runs. Raises CallError."""
         await delay(self.chance)
-        scheduler, call = self.schedulers[at % len(self.schedulers)], Call(self.chance)
+        scheduler = self.schedulers[at % len(self.schedulers)]
+        call = Call(self.chance)
         if scheduler is None:
             raise CallError("UNAVAILABLE", "it does not run")
         if method == "Attach":
@@ -137,7 +138,8 @@ class SimulatedFabric:
 
     async def _fail(self) -> None:
         """Inject faults for FAULTS_S seconds."""
-        loop, chance = asyncio.get_running_loop(), self.chance
+        loop = asyncio.get_running_loop()
+        chance = self.chance
         until = loop.time() + FAULTS_S
         kinds = ("scheduler", "worker", "cut", "cut", "cut", "half cut", "half cut", "half cut")
         if self._etcd:
@@ -233,7 +235,8 @@ class Worker:
                 stream_number=self._stream_number,
             )
             call.send(registry_pb2.AttachRequest(register=register))
-            self._call, reports = call, asyncio.create_task(self._report_at_intervals())
+            self._call = call
+            reports = asyncio.create_task(self._report_at_intervals())
             try:
                 while True:
                     self._execute(await call.read())

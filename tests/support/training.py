@@ -22,7 +22,8 @@ WORDS_PER_UNIT = 4
 
 def fake_corpus(folder: Path, count: int = 40) -> Corpus:
     """Write and open a corpus whose words last a quarter of a second each."""
-    chance, numbers = Random(1), np.random.default_rng(1)
+    chance = Random(1)
+    numbers = np.random.default_rng(1)
     recorded: list[Recorded] = []
     for _ in range(count):
         exchange = draw_exchange(chance, TRAINED_WORDS)

@@ -110,7 +110,9 @@ async def test_wait_in_the_queue_is_a_span_below_the_session() -> None:
 async def test_unit_that_is_answered_before_its_write_returns_has_all_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    exported, write, answered = Spans(), ConverseStream.write, asyncio.Event()
+    exported = Spans()
+    write = ConverseStream.write
+    answered = asyncio.Event()
 
     async def write_late(stream: ConverseStream, request: session_pb2.ConverseRequest) -> None:
         await write(stream, request)

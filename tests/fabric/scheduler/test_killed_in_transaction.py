@@ -110,7 +110,9 @@ class Sessions:
 
     def __init__(self, client: FabricClient, worker: OneSlot, operator: Operator) -> None:
         self.served: list[int] = []
-        self._client, self._worker, self._operator = client, worker, operator
+        self._client = client
+        self._worker = worker
+        self._operator = operator
         self._have_arrived = asyncio.Event()
 
     async def run(self) -> None:

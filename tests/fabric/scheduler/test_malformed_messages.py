@@ -90,10 +90,8 @@ async def test_malformed_report_ends_the_stream_and_nothing_else(
 ) -> None:
     async with SchedulerHarness.running() as harness:
         operator = await harness.operator()
-        worker, other = (
-            await harness.worker(slot_count=2),
-            await harness.worker("other", kinds=[CHAT]),
-        )
+        worker = await harness.worker(slot_count=2)
+        other = await harness.worker("other", kinds=[CHAT])
         await worker.report(**fields)
         ended = await worker.ended()
         assert (ended.reason, ended.field) == (Reason.INVALID_FIELD, field)

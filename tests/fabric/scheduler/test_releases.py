@@ -24,7 +24,8 @@ async def test_release_of_an_unclaimed_lease_frees_its_slot_at_once() -> None:
 async def test_slot_of_a_returned_grant_waits_for_the_report_of_its_number() -> None:
     """The caller releases the lease right after the claim, before the worker reports the claim."""
     async with SchedulerHarness.running() as harness:
-        operator, worker = await harness.operator(), await harness.worker()
+        operator = await harness.operator()
+        worker = await harness.worker()
         worker.obeys_revokes = False
         granted = await (await harness.caller()).granted()
         claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
@@ -33,7 +34,8 @@ async def test_slot_of_a_returned_grant_waits_for_the_report_of_its_number() -> 
         waiting = await harness.caller()
         await waiting.stands(1)
         slot = worker.slots[0]  # the claim was accepted; the slot is being cleaned now
-        slot.state, slot.lease_id = registry_pb2.SLOT_STATE_CLEANING, granted.lease_id
+        slot.state = registry_pb2.SLOT_STATE_CLEANING
+        slot.lease_id = granted.lease_id
         slot.fencing_number = claims.fencing_number
         await worker.report()
         await operator.until(lambda seen: seen.workers["w"].worker.slots[0].state == CLEANING)
@@ -45,7 +47,8 @@ async def test_slot_of_a_returned_grant_waits_for_the_report_of_its_number() -> 
 
 async def test_release_of_a_claimed_lease_waits_for_the_worker() -> None:
     async with SchedulerHarness.running() as harness:
-        operator, worker = await harness.operator(), await harness.worker()
+        operator = await harness.operator()
+        worker = await harness.worker()
         granted = await (await harness.caller()).granted()
         await worker.claim(granted)
         await operator.until(lambda seen: seen.leases[granted.lease_id].is_claimed)

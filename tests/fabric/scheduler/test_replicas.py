@@ -126,7 +126,8 @@ async def test_call_that_stays_open_gets_no_grant_when_its_caller_returns_elsewh
     await worker.claim(await (await first.caller()).granted())
     half_open = await second.caller()
     await half_open.stands(1)
-    request_id, ticket_id = half_open.request.request_id, half_open.ticket_id
+    request_id = half_open.request.request_id
+    ticket_id = half_open.ticket_id
     back = await third.caller(request_id=request_id, ticket_id=ticket_id)
     await back.stands(1)
     assert (await half_open.refused()).reason is Reason.SUPERSEDED

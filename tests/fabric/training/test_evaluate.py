@@ -30,7 +30,8 @@ LISTENS = Answered(speaks=False)
 async def test_the_fabric_gives_the_results_of_the_model() -> None:
     sound = read_sound(SAMPLE)
     assert sound is not None
-    questions, voice = sound[: 9 * RATE].copy(), sound[: 3 * RATE].copy()
+    questions = sound[: 9 * RATE].copy()
+    voice = sound[: 3 * RATE].copy()
     sessions = [
         SessionInput(questions, seed=1),
         SessionInput(questions, seed=2, prompt=PROMPTS[1], voice=voice),
@@ -61,7 +62,9 @@ def speaks_in_unit_1(unit: session_pb2.Unit) -> list[session_pb2.ConverseRespons
     responses = listened(unit)
     if unit.sequence == 1:
         delta = responses[0].delta
-        delta.speech.text, delta.speech.audio, delta.end_of_turn = "hi", bytes(4), True
+        delta.speech.text = "hi"
+        delta.speech.audio = bytes(4)
+        delta.end_of_turn = True
     return list(responses)
 
 

@@ -32,7 +32,8 @@ def test_pure_session_says_what_is_written(name: str) -> None:
 async def test_live_edge_says_what_is_written(name: str, tmp_path: Path) -> None:
     transcript = TRANSCRIPTS[name]
     recording = RecordingSettings(tmp_path) if transcript.is_recorded else None
-    limits, clock = impatient(transcript.limits), HandSetClock()
+    limits = impatient(transcript.limits)
+    clock = HandSetClock()
     async with live_edge(limits, clock=clock, recording=recording) as edge:
         await LiveReplay(transcript, edge).run()
 

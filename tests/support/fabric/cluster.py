@@ -129,7 +129,8 @@ class Cluster:
     def _add_etcd(self, index: int) -> Server:
         # The members need each other's addresses before their hosts exist.
         first = len(self.network.hosts) + 1 - index
-        host, name = self.network.add_host(), f"etcd{index}"
+        host = self.network.add_host()
+        name = f"etcd{index}"
         peers = ",".join(
             f"etcd{other}=http://{NETWORK}.{first + other}:{PEER_PORT}" for other in range(3)
         )
@@ -152,7 +153,8 @@ class Cluster:
         return Server(name, host, ETCD_PORT, command, self._folder / f"{name}.log")
 
     def _add(self, role: str, index: int, port: int, *flags: str) -> Server:
-        host, name = self.network.add_host(), f"{role}{index}"
+        host = self.network.add_host()
+        name = f"{role}{index}"
         command = (*DUPLANE, role, "--listen", f"{host.ip}:{port}", *flags)
         return Server(name, host, port, command, self._folder / f"{name}.log")
 

@@ -114,7 +114,8 @@ async def traced_fabric(
             slot_count=slot_count,
             **worker_settings,
         )
-        shutdown, telemetry = Shutdown(), fabric.telemetry("worker", sampler)
+        shutdown = Shutdown()
+        telemetry = fabric.telemetry("worker", sampler)
         worker = asyncio.create_task(serve(settings, shutdown, fabric.model, telemetry))
         stack.push_async_callback(_stop, worker, shutdown, fabric)
         edge_settings = EdgeSettings(

@@ -37,7 +37,8 @@ def make_video(
         for number, time_s in enumerate(times_s):
             pixels = np.full((size[1], size[0], 3), grey(number), np.uint8)
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = round(time_s / unit), unit
+            frame.pts = round(time_s / unit)
+            frame.time_base = unit
             out.mux(video.encode(frame))
         out.mux(video.encode(None))
         if audio is not None:
@@ -45,7 +46,9 @@ def make_video(
             tone = 0.3 * np.sin(np.arange(count) * 2 * np.pi * 440 / 48_000)
             block = np.stack([tone, tone]).astype(np.float32)
             frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="stereo")
-            frame.sample_rate, frame.pts, frame.time_base = 48_000, 0, Fraction(1, 48_000)
+            frame.sample_rate = 48_000
+            frame.pts = 0
+            frame.time_base = Fraction(1, 48_000)
             fifo = av.AudioFifo()
             fifo.write(frame)
             while fifo.samples:

@@ -14,8 +14,10 @@ from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
 @contextlib.contextmanager
 def restored_logging() -> Iterator[None]:
     """At the end of the `with`, restore the loggers and the signal handlers of the log level."""
-    root, ours = logging.getLogger(), logging.getLogger("duplane")
-    levels, handlers = (root.level, ours.level), list(root.handlers)
+    root = logging.getLogger()
+    ours = logging.getLogger("duplane")
+    levels = (root.level, ours.level)
+    handlers = list(root.handlers)
     signals = {number: signal.getsignal(number) for number in LEVEL_SIGNALS}
     try:
         yield

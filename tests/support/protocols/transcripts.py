@@ -85,7 +85,9 @@ class Transcript:
 
 
 def read_transcript(file: Path) -> Transcript:
-    limits, path, is_recorded = Limits(), "/v1/realtime?mode=audio", False
+    limits = Limits()
+    path = "/v1/realtime?mode=audio"
+    is_recorded = False
     steps: list[Step] = []
     for number, line in enumerate(file.read_text().split("\n"), 1):
         if not line.strip() or line.startswith("#"):

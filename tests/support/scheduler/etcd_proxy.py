@@ -46,7 +46,8 @@ class EtcdProxy(grpc.GenericRpcHandler):
 
         If `is_executed`, the transaction reaches etcd, and only its answer is dropped.
         """
-        self._is_chosen, self._is_executed = is_chosen, is_executed
+        self._is_chosen = is_chosen
+        self._is_executed = is_executed
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method: Any = handler_call_details.method

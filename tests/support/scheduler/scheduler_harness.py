@@ -96,7 +96,8 @@ class SchedulerHarness:
         tasks = await serving.enter_async_context(asyncio.TaskGroup())
         serving.push_async_callback(scheduler.stop)
         self.address = await scheduler.start(tasks)
-        self._serving, self._scheduler = serving, scheduler
+        self._serving = serving
+        self._scheduler = scheduler
 
     async def stop(self) -> None:
         if self._serving:

@@ -33,7 +33,9 @@ def test_clock_never_calls_early(loop: Callable[[], asyncio.AbstractEventLoop]) 
 
 
 async def test_cancelled_call_is_not_made() -> None:
-    clock, calls, last = LoopClock(), list[str](), asyncio.Event()
+    clock = LoopClock()
+    calls = list[str]()
+    last = asyncio.Event()
     due_s = clock.now().monotonic_s + 0.002
     clock.call_at(due_s, lambda: calls.append("cancelled")).cancel()
     clock.call_at(due_s + 0.001, lambda: calls.append("called"))

@@ -32,7 +32,8 @@ def test_lease_of_an_unknown_signer_is_forged() -> None:
 
 
 def test_former_key_is_trusted_as_long_as_what_it_has_signed() -> None:
-    verifier, lease = trusting(SIGNER), SIGNER.sign(CLAIMS)
+    verifier = trusting(SIGNER)
+    lease = SIGNER.sign(CLAIMS)
     verifier.trust([LeaseSigner().verification_key], NOW)
     verifier.trust([LeaseSigner().verification_key], NOW + LEASE_LIFE_S - 1)
     assert verifier.verify(lease, NOW + LEASE_LIFE_S) == CLAIMS

@@ -45,7 +45,9 @@ def test_pieces_of_any_length_give_the_whole_sound(
 def test_prompt_stream_is_complete_after_each_piece(
     before: int, after: int, lengths: list[int]
 ) -> None:
-    stream, heard, given_count = Resampler(before, after, is_prompt=True), 0, 0
+    stream = Resampler(before, after, is_prompt=True)
+    heard = 0
+    given_count = 0
     for length in lengths:
         heard += length
         given_count += samples(stream.add(pcm_from_samples(NOISE[:length]))).size
@@ -53,7 +55,8 @@ def test_prompt_stream_is_complete_after_each_piece(
 
 
 def test_prompt_stream_of_an_hour_drifts_by_no_sample() -> None:
-    stream, second = Resampler(44_100, 16_000, is_prompt=True), bytes(4 * 44_100)
+    stream = Resampler(44_100, 16_000, is_prompt=True)
+    second = bytes(4 * 44_100)
     sizes = [samples(stream.add(second)).size for _ in range(3600)]
     assert sizes == [16_000] * 3600
 

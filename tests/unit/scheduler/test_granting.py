@@ -46,7 +46,8 @@ async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
 
 async def test_slots_are_held_back_as_long_as_callers_return_but_not_for_ever() -> None:
     now = 0.0
-    state, store = SchedulerState(lambda: now), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: now)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=1.0)
     store.subscribe(state.apply)
     slots = slot_reports(FREE, FREE)
@@ -79,7 +80,8 @@ async def test_slots_are_held_back_as_long_as_callers_return_but_not_for_ever() 
 
 async def test_slots_are_granted_soon_if_no_caller_returns() -> None:
     now = 0.0
-    state, store = SchedulerState(lambda: now), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: now)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=60.0)
     store.subscribe(state.apply)
     slots = slot_reports(FREE)
@@ -94,7 +96,8 @@ async def test_slots_are_granted_at_once_after_a_start_if_the_store_has_kept_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MemoryStore, "has_kept_queue", True)
-    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: 0.0)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)
     slots = slot_reports(FREE)
@@ -107,7 +110,8 @@ async def test_slots_are_granted_at_once_after_a_start_if_the_store_has_kept_the
 async def test_no_slot_is_offered_from_a_state_that_is_not_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: 0.0)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)
     worker = await store.register(register_message())
@@ -136,7 +140,8 @@ async def test_no_slot_is_offered_from_a_state_that_is_not_whole(
 
 async def test_grants_do_not_wait_for_each_other() -> None:
     """Several grants are in progress together, each with its own slot and ticket."""
-    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: 0.0)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)
     tickets = [await queued(store, f"r{number}") for number in range(12)]
@@ -166,13 +171,15 @@ async def test_grants_do_not_wait_for_each_other() -> None:
 
 
 async def test_ticket_that_returns_to_its_place_is_granted_before_those_behind_it() -> None:
-    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: 0.0)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)
     former = await queued(store, "former")
     behind = await queued(store, "behind")
     await store.cancel(former.order)
-    reserve, has_begun = state.reserve, asyncio.Event()
+    reserve = state.reserve
+    has_begun = asyncio.Event()
 
     def noted(worker_id: str, slot: int, order: int | None = None) -> None:
         reserve(worker_id, slot, order)
@@ -195,12 +202,14 @@ async def test_ticket_that_returns_to_its_place_is_granted_before_those_behind_i
 async def test_ticket_gets_an_avoided_worker_though_its_time_ends_during_the_search() -> None:
     """Nothing else changes afterwards, so the loop must examine the queue again by itself."""
     now = 36_077.123
-    state, store = SchedulerState(lambda: now), MemoryStore(boot_ms=1)
+    state = SchedulerState(lambda: now)
+    store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)
     await store.register(register_message("free"))
     await store.register(register_message("busy", slots=slot_reports(CLEANING)))
-    search, granted = state.next_grant, asyncio.Event()
+    search = state.next_grant
+    granted = asyncio.Event()
     state.listeners.append(lambda _: granted.set() if state.grants else None)
 
     def search_slowly(pool: str) -> tuple[Ticket, Candidate] | None:

@@ -94,7 +94,8 @@ async def test_list_lets_other_tasks_run_and_leaves_out_what_ends_meanwhile(
     turns = Turns(monkeypatch, watch, "ticket_status")
     last = max(full.state.tickets)
     asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(full.store.cancel(last)))
-    admin, count = AdminServicer(full.store, full.state, full.watch), 0
+    admin = AdminServicer(full.store, full.state, full.watch)
+    count = 0
     page = admin_pb2.ListTicketsResponse()
     while not count or page.next_page_token:
         request = admin_pb2.ListTicketsRequest(page_token=page.next_page_token)
@@ -106,7 +107,8 @@ async def test_list_lets_other_tasks_run_and_leaves_out_what_ends_meanwhile(
 
 
 async def test_positions_of_many_queues_are_published_in_turn() -> None:
-    fabric, published = Fabric(), list[QueueEntry]()
+    fabric = Fabric()
+    published = list[QueueEntry]()
     await fabric.store.register(register_message())
     tickets = [
         [await fabric.enqueue(f"r{queue}.{place}", pool=f"p{queue}") for place in range(3)]
@@ -148,7 +150,9 @@ def test_forecast_of_many_demands_simulates_a_bounded_number_of_portions(
 
 
 async def test_forecast_is_bounded_with_many_label_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric, outlook, outlooks = Fabric(), Supply.outlook, list[Supply]()
+    fabric = Fabric()
+    outlook = Supply.outlook
+    outlooks = list[Supply]()
 
     def counted(supply: Supply, times: HoldTimes, now: float) -> object:
         outlooks.append(supply)

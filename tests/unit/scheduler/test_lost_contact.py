@@ -76,7 +76,8 @@ def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None
 def test_scheduler_serves_again_when_it_reaches_etcd() -> None:
     async def main() -> None:
         async with schedulers_of(2) as fabric:
-            worker, cut_off = fabric.attach(0, 1), fabric.schedulers[0]
+            worker = fabric.attach(0, 1)
+            cut_off = fabric.schedulers[0]
             assert (await worker.read()).HasField("registered")
             fabric.clients[0].cut(CUT_S)
             assert await code_of(worker) == "UNAVAILABLE"
@@ -188,8 +189,10 @@ def test_worker_that_returns_after_an_outage_of_etcd_stays() -> None:
 
 def test_postponed_operations_do_not_begin_while_the_contact_is_lost_again() -> None:
     async def main() -> None:
-        contact, begun = Contact(), list[str]()
-        postponed, limit_s = Postponed(contact), RETURN_S / 2
+        contact = Contact()
+        begun = list[str]()
+        postponed = Postponed(contact)
+        limit_s = RETURN_S / 2
 
         async def until_current() -> None:
             pass
@@ -260,7 +263,9 @@ def test_short_cut_ends_no_call() -> None:
 
 def test_contact_is_back_only_with_the_present_facts() -> None:
     async def main() -> None:
-        contact, is_current, seen = Contact(), asyncio.Event(), list[bool]()
+        contact = Contact()
+        is_current = asyncio.Event()
+        seen = list[bool]()
         contact.listeners.append(seen.append)
 
         async def until_current() -> None:

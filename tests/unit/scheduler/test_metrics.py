@@ -62,7 +62,8 @@ class LosableStore(MemoryStore):
 
 
 def test_lost_contact_to_the_store_is_shown_and_counted() -> None:
-    store, registry = LosableStore(boot_ms=1), CollectorRegistry()
+    store = LosableStore(boot_ms=1)
+    registry = CollectorRegistry()
     MeasuredStore(store, registry)
 
     def seen() -> tuple[float | None, float | None]:

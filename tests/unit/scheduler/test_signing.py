@@ -67,7 +67,8 @@ async def leases_of(fabric: Schedulers, worker: Keys) -> Sequence[lease_pb2.Leas
 
     The worker must accept each lease immediately.
     """
-    loop, leases = asyncio.get_running_loop(), list[lease_pb2.Lease]()
+    loop = asyncio.get_running_loop()
+    leases = list[lease_pb2.Lease]()
     while loop.time() < RUN_S:
         request_id = f"r{len(leases)}"
         leases.append((await granted(fabric.acquire(0, request_id))).lease)
@@ -80,7 +81,8 @@ async def leases_of(fabric: Schedulers, worker: Keys) -> Sequence[lease_pb2.Leas
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "late keys"])
 def test_each_lease_is_signed_with_a_key_that_workers_know(is_cut: bool) -> None:
     async def main() -> None:
-        loop, worker = asyncio.get_running_loop(), Keys()
+        loop = asyncio.get_running_loop()
+        worker = Keys()
         async with schedulers_of(2, AGE_S) as fabric:
             # The worker is attached to the scheduler that does not sign.
             attached = fabric.attach(1, 1)
@@ -127,7 +129,9 @@ def test_next_session_begins_after_its_keys_are_published_again(
 ) -> None:
     async def main() -> None:
         async with schedulers_of(1, AGE_S) as fabric:
-            (client,), known, order = fabric.clients, keys_in_etcd(fabric), list[bytes]()
+            (client,) = fabric.clients
+            known = keys_in_etcd(fabric)
+            order = list[bytes]()
             put = client.put
 
             async def put_later(key: bytes, value: bytes, lease: int = 0) -> int:

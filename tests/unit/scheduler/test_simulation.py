@@ -50,7 +50,8 @@ def test_seed_reproduces_its_run() -> None:
 
 
 def two_grants(patch: pytest.MonkeyPatch) -> None:
-    candidate, granted = Candidate.of, MemoryStore.try_grant
+    candidate = Candidate.of
+    granted = MemoryStore.try_grant
 
     async def forgetful(store: Any, ticket: Ticket, offer: Offer) -> Any:
         store._grants.get(offer.claims.worker_id, {}).pop(offer.claims.slot, None)
@@ -120,7 +121,8 @@ class Forgetful(dict[Any, Any]):
 
 
 def repeated_requests(patch: pytest.MonkeyPatch) -> None:
-    begin, begin_facts = MemoryStore.__init__, Facts.__init__
+    begin = MemoryStore.__init__
+    begin_facts = Facts.__init__
 
     def forget(store: Any, *others: Any) -> None:
         begin(store, *others)

@@ -176,7 +176,8 @@ async def test_ticket_taken_over_by_another_demand_waits_in_one_queue_only() -> 
 
 
 async def test_cancelled_call_gives_back_what_it_holds() -> None:
-    fabric, is_waiting = Fabric(), asyncio.Event()
+    fabric = Fabric()
+    is_waiting = asyncio.Event()
     await fabric.attach()
 
     async def call() -> None:

@@ -24,7 +24,8 @@ def vocabulary() -> Vocabulary:
 
 
 def test_every_drawn_answer_is_listed() -> None:
-    chance, answers = Random(1), {*all_answers(), ""}
+    chance = Random(1)
+    answers = {*all_answers(), ""}
     drawn = [draw_exchange(chance, TRAINED_WORDS) for _ in range(2000)]
     assert {one.answer for one in drawn} <= answers
     assert {"add", "count", "stop", "unknown", "name"} <= {one.kind for one in drawn}

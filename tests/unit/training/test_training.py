@@ -101,7 +101,8 @@ def test_trained_llm_is_the_served_llm(networks: ListenerNetworks, config: dict[
 def test_steps_in_bfloat16_change_the_weights_and_keep_them_finite(
     config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    corpus, plan = fake_corpus(tmp_path / "corpus"), replace(PLAN, is_mixed=True)
+    corpus = fake_corpus(tmp_path / "corpus")
+    plan = replace(PLAN, is_mixed=True)
     path = tmp_path / "mixed.pt"
     training = ListenerTraining(config, vocabulary, corpus, fake_answers(), plan, path)
     before = {name: value.clone() for name, value in training.tensors()}
@@ -119,7 +120,8 @@ def test_each_number_of_steps_has_all_kinds_of_sessions() -> None:
 def test_interrupted_run_continues_to_the_same_weights(
     config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
+    corpus = fake_corpus(tmp_path / "corpus")
+    answers = fake_answers()
 
     def training(name: str) -> ListenerTraining:
         return ListenerTraining(config, vocabulary, corpus, answers, PLAN, tmp_path / name)

@@ -58,7 +58,8 @@ def test_numbers_that_come_at_a_high_rate_do_not_shorten_the_memory() -> None:
 def test_no_lease_is_taken_for_older_than_it_is(
     grants: list[float], sends: list[tuple[float, float]], now: float
 ) -> None:
-    ages, granted_at = LeaseAges(), sorted(grants)
+    ages = LeaseAges()
+    granted_at = sorted(grants)
     ages.register(0, 0.0)
     arrivals = [(sent + delay, sum(at <= sent for at in granted_at)) for sent, delay in sends]
     for arrived, reached in sorted(arrivals):
@@ -75,7 +76,8 @@ def test_no_lease_is_taken_for_older_than_it_is(
 def test_age_is_known_to_a_few_seconds_while_the_worker_is_attached(
     phase: float, at: float, age: float
 ) -> None:
-    ages, now = LeaseAges(), at + age
+    ages = LeaseAges()
+    now = at + age
     ages.register(0, 0.0)
     sent = phase
     while sent <= now:

@@ -280,7 +280,8 @@ def _setting_rows(
             case Flag():
                 kind, values = "boolean", "true, false"
             case Choice():
-                kind, values = "string", ", ".join(map(_code, setting.choices))
+                kind = "string"
+                values = ", ".join(map(_code, setting.choices))
             case WholeNumber() | Number():
                 low, high = bounds[setting.field]
                 kind = "integer" if isinstance(setting, WholeNumber) else "number"

@@ -85,7 +85,8 @@ async def test_workers_are_told_as_the_reference_tells_them() -> None:
 
 async def test_workers_show_a_paused_session_with_its_slot() -> None:
     async with SchedulerHarness.running() as scheduler, edge_over(scheduler.address) as edge:
-        operator, worker = await scheduler.operator(), await scheduler.worker("w1", slot_count=2)
+        operator = await scheduler.operator()
+        worker = await scheduler.worker("w1", slot_count=2)
         for session_id in ("first", "second"):
             await worker.claim(await (await scheduler.caller(session_id=session_id)).granted())
         slots = {slot.session_id: slot for slot in worker.slots}

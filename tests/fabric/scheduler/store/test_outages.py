@@ -111,7 +111,8 @@ async def test_request_that_etcd_refuses_is_made_again(
 async def test_arrivals_are_refused_at_once_while_many_operations_wait(
     etcd_client: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, limit = etcd_client.store, 5
+    store = etcd_client.store
+    limit = 5
     monkeypatch.setattr(etcd_store, "MAX_WAITING", limit)
     monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", 0.05)
     etcd_client.hang()
@@ -135,7 +136,8 @@ async def test_arrivals_are_refused_at_once_while_many_operations_wait(
 
 async def test_operation_that_is_asked_for_again_waits_once(etcd_client: Etcd) -> None:
     store = etcd_client.store
-    worker, ticket = await store.register(register_message()), await arrive(store)
+    worker = await store.register(register_message())
+    ticket = await arrive(store)
     assert worker
     claims = lease_pb2.LeaseClaims(
         lease_id="lease", worker_id="w", worker_epoch=worker.epoch, slot=0, kind=AUDIO

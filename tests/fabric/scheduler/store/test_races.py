@@ -22,7 +22,8 @@ from duplane.scheduler.store.etcd import store as etcd_store
 async def test_slot_is_granted_once(pair: Pair) -> None:
     one, other = pair
     worker = await one.worker()
-    first, second = await one.ticket("first"), await other.ticket("second")
+    first = await one.ticket("first")
+    second = await other.ticket("second")
     await settled(pair)
     one.before_next = lambda: other.grant(second, worker)
     assert await one.grant(first, worker) is None
@@ -33,7 +34,8 @@ async def test_slot_is_granted_once(pair: Pair) -> None:
 
 async def test_ticket_is_granted_once(pair: Pair) -> None:
     one, other = pair
-    worker, ticket = await one.worker(slot_count=2), await one.ticket("r")
+    worker = await one.worker(slot_count=2)
+    ticket = await one.ticket("r")
     await settled(pair)
     one.before_next = lambda: other.grant(ticket, worker, 1)
     assert await one.grant(ticket, worker, 0) is None
@@ -70,7 +72,8 @@ async def test_request_that_arrives_meanwhile_is_not_overtaken_by_a_grant_at_onc
 
 async def test_ticket_that_is_cancelled_meanwhile_is_not_granted(pair: Pair) -> None:
     one, other = pair
-    worker, ticket = await one.worker(), await one.ticket("r")
+    worker = await one.worker()
+    ticket = await one.ticket("r")
     await settled(pair)
     one.before_next = lambda: other.store.cancel(ticket.order)
     assert await one.grant(ticket, worker) is None
@@ -79,7 +82,8 @@ async def test_ticket_that_is_cancelled_meanwhile_is_not_granted(pair: Pair) -> 
 
 async def test_former_registration_is_not_granted_from(pair: Pair) -> None:
     one, other = pair
-    worker, ticket = await one.worker(), await one.ticket("r")
+    worker = await one.worker()
+    ticket = await one.ticket("r")
     await settled(pair)
     one.before_next = other.worker
     assert await one.grant(ticket, worker) is None
@@ -88,7 +92,8 @@ async def test_former_registration_is_not_granted_from(pair: Pair) -> None:
 
 async def test_grant_that_another_makes_ends_with_its_worker(pair: Pair) -> None:
     one, other = pair
-    worker, ticket = await one.worker(), await other.ticket("r")
+    worker = await one.worker()
+    ticket = await other.ticket("r")
     await settled(pair)
     one.before_next = lambda: other.grant(ticket, worker)
     assert await one.store.unregister("w", worker.epoch)
@@ -109,7 +114,8 @@ async def test_request_at_two_schedulers_has_one_ticket(pair: Pair) -> None:
 
 async def test_request_that_is_granted_meanwhile_gets_the_grant(pair: Pair) -> None:
     one, other = pair
-    worker, ticket = await one.worker(), await other.ticket("r")
+    worker = await one.worker()
+    ticket = await other.ticket("r")
     await settled(pair)
     one.before_next = lambda: other.grant(ticket, worker)
     found = await one.enqueue("r")
@@ -140,7 +146,8 @@ async def test_order_from_another_scheduler_is_known_at_once(pair: Pair) -> None
 @pytest.mark.parametrize("lost", ["executed", "executed later"])
 async def test_lost_answer_changes_nothing_for_the_caller(pair: Pair, lost: str) -> None:
     one, other = pair
-    worker, gone = await one.worker(), list[TicketGone]()
+    worker = await one.worker()
+    gone = list[TicketGone]()
     one.store.subscribe(
         lambda change: gone.append(change) if isinstance(change, TicketGone) else None
     )
@@ -222,7 +229,8 @@ async def test_store_that_has_lost_its_data_begins_anew(tmp_path: Path) -> None:
     async with EtcdCluster.running(tmp_path) as etcd:
         one = Scheduler(etcd.url("/d/"))
         running = asyncio.create_task(one.store.run())
-        worker, gone = await one.worker(), asyncio.Event()
+        worker = await one.worker()
+        gone = asyncio.Event()
         for number in range(20):
             await one.ticket(f"r{number}")
         grant = await one.grant(one.facts.tickets[min(one.facts.tickets)], worker)
@@ -264,7 +272,8 @@ async def test_request_that_was_given_up_does_not_take_the_ticket_of_a_later_cal
 async def test_late_end_of_a_registration_spares_the_grants_of_the_next_one(pair: Pair) -> None:
     one, other = pair
     count = operations.MAX_ENDED_COUNT + 1
-    former, present = await one.worker(count), await other.worker(count)
+    former = await one.worker(count)
+    present = await other.worker(count)
     for slot in range(count):
         assert await other.grant(await other.ticket(str(slot)), present, slot)
     assert not await one.store.unregister("w", former.epoch)

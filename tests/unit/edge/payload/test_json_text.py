@@ -86,7 +86,8 @@ def test_parser_does_not_read_a_long_base64_string(
     ],
 )
 def test_every_valid_message_has_the_values_of_the_parser(message: bytes) -> None:
-    event, values = parse(message), orjson.loads(message)
+    event = parse(message)
+    values = orjson.loads(message)
     assert {key: event.get(key, type(value)) for key, value in values.items()} == values
 
 

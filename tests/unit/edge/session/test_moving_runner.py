@@ -87,7 +87,8 @@ async def test_second_worker_that_is_lost_is_reported_too() -> None:
 
 
 async def test_all_workers_that_were_tried_during_one_move_are_avoided() -> None:
-    first, others = WorkerDouble(), [WorkerDouble("other") for _ in range(5)]
+    first = WorkerDouble()
+    others = [WorkerDouble("other") for _ in range(5)]
     async with MovedRunner.running(first, *others, WorkerDouble()) as play:
         await lose_first(play, first)
         await play.until("result")
@@ -109,7 +110,8 @@ async def test_later_move_avoids_only_its_own_workers() -> None:
 
 
 async def test_only_worker_with_another_model_is_asked_again_after_a_pause() -> None:
-    first, other = WorkerDouble(), WorkerDouble("other")
+    first = WorkerDouble()
+    other = WorkerDouble("other")
     limits = replace(Limits(), failover_s=0.6)
     async with MovedRunner.running(first, other, limits=limits) as play:
         await lose_first(play, first)
@@ -178,7 +180,8 @@ async def test_next_worker_is_left_if_it_hangs_before_it_has_rebuilt(silent: str
 @pytest.mark.parametrize("digest", ["m", ""])
 async def test_session_that_cannot_move_waits_for_its_worker(digest: str) -> None:
     """A session cannot move if its journal is too small or its worker cannot rebuild."""
-    clock, worker = HandSetClock(), WorkerDouble(digest)
+    clock = HandSetClock()
+    worker = WorkerDouble(digest)
     limits = replace(Limits(), journal_bytes=40_000 if digest else 1_000_000)
     async with MovedRunner.running(worker, limits=limits, clock=clock) as play:
         await play.exchange()
@@ -193,7 +196,8 @@ async def test_session_that_cannot_move_waits_for_its_worker(digest: str) -> Non
 
 
 async def test_session_that_may_not_move_again_waits_for_its_worker() -> None:
-    clock, workers = HandSetClock(), [WorkerDouble() for _ in range(4)]
+    clock = HandSetClock()
+    workers = [WorkerDouble() for _ in range(4)]
     async with MovedRunner.running(*workers, clock=clock) as play:
         for worker in workers[:3]:
             await lose_first(play, worker)

@@ -17,7 +17,8 @@ def delta(ordinal: int) -> session_pb2.Delta:
 def test_every_append_is_answered_once_whichever_units_were_dropped(
     unit_counts: list[int], data: st.DataObject
 ) -> None:
-    replies, unit_count = PendingReplies(), sum(unit_counts)
+    replies = PendingReplies()
+    unit_count = sum(unit_counts)
     answered = sorted(data.draw(st.sets(st.integers(0, max(0, unit_count - 1)))))
     if unit_count:  # the newest unit is never dropped
         answered = sorted({*answered, unit_count - 1})

@@ -35,7 +35,8 @@ def test_an_event_is_held_until_the_connection_has_taken_it() -> None:
 
 
 def test_the_last_of_some_events_says_that_they_are_written() -> None:
-    outbox, calls = Outbox(100), list[str]()
+    outbox = Outbox(100)
+    calls = list[str]()
     outbox.put([b"one", b"two"], lambda: calls.append("written"))
     assert outbox.pop() == (b"one", None)
     event, on_written = outbox.pop()
@@ -50,7 +51,9 @@ def test_the_last_of_some_events_says_that_they_are_written() -> None:
 )
 def test_nothing_is_lost_or_out_of_order(batches: list[tuple[list[int], int]]) -> None:
     """Each step puts a batch of events into the queue, and then takes a number of events."""
-    outbox, added, taken = Outbox(150), list[bytes](), list[bytes]()
+    outbox = Outbox(150)
+    added = list[bytes]()
+    taken = list[bytes]()
     for number, (sizes, take_count) in enumerate(batches):
         events = [bytes([number]) * size for size in sizes]
         try:

@@ -54,7 +54,8 @@ def test_work_above_its_share_is_waited_for_and_a_little_may_be_done_at_once() -
 
 @given(st.lists(st.floats(0.0, 0.1), min_size=1, max_size=50), st.floats(0.001, 1.0))
 def test_work_that_waits_as_told_is_its_share_and_no_less(works: list[float], part: float) -> None:
-    share, now_s = cpu_quota(part), 0.0
+    share = cpu_quota(part)
+    now_s = 0.0
     for work_s in works:
         now_s += share.spend(now_s, work_s)
     assert now_s == pytest.approx(max(0.0, (sum(works) - 0.05) / part), abs=1e-6)

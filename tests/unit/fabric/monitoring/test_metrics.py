@@ -48,7 +48,8 @@ def test_family_without_labels_is_one_series() -> None:
 
 
 def test_gauges_are_read_when_they_are_collected() -> None:
-    registry, level = CollectorRegistry(), {("a",): 1.0}
+    registry = CollectorRegistry()
+    level = {("a",): 1.0}
     Observed(registry, lambda: [gauge("x", "X.", 5), gauges("y", "Y.", ("l",), level)])
     level["b",] = 2.0
     assert series(registry) == {"x": 5, 'y{l="a"}': 1, 'y{l="b"}': 2}

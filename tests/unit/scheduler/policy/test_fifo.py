@@ -22,7 +22,8 @@ def ticket(order: int, kind: lease_pb2.SessionKind = AUDIO) -> Ticket:
     )
 )
 def test_position_never_grows_and_order_is_kept(steps: list[tuple[str, int]]) -> None:
-    queue, shown = FifoQueue(), dict[int, int]()
+    queue = FifoQueue()
+    shown = dict[int, int]()
     for step, order in steps:
         if step == "join":
             queue.put(ticket(order), 0.0)

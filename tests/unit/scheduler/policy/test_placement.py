@@ -52,7 +52,8 @@ def candidate(one: Worker, *granted: int) -> Candidate:
 
 def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[int, str, int]]:
     """Make all possible grants; return (order of the ticket, worker, slot) of each."""
-    queue, slots = FifoQueue(), SlotIndex()
+    queue = FifoQueue()
+    slots = SlotIndex()
     for one in tickets:
         queue.put(one, 0.0)
     for one in candidates:
@@ -66,7 +67,8 @@ def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[i
     made: list[tuple[int, str, int]] = []
     while found := next_grant(queue, slots, 0.0):
         next_ticket, chosen = found
-        slot, held_slots = chosen.free_slots[0], grants[chosen.worker.worker_id]
+        slot = chosen.free_slots[0]
+        held_slots = grants[chosen.worker.worker_id]
         made.append((next_ticket.order, chosen.worker.worker_id, slot))
         held_slots[slot] = grant(slot, 1000 + len(made))
         queue.remove(next_ticket.order)
@@ -173,14 +175,17 @@ def test_worker_attached_first_is_chosen_among_new_ones() -> None:
 
 
 def test_avoided_worker_is_granted_to_the_next_ticket() -> None:
-    free, busy = worker("free", FREE, FREE), worker("busy", OCCUPIED)
+    free = worker("free", FREE, FREE)
+    busy = worker("busy", OCCUPIED)
     tickets = [ticket(1, avoided=("free",)), ticket(2)]
     assert granted_slots(tickets, candidate(free), candidate(busy)) == [(2, "free", 0)]
 
 
 @pytest.mark.parametrize("given_s", [None, 0.0, 2.0])
 def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: float | None) -> None:
-    queue, slots, avoiding = FifoQueue(), SlotIndex(), ticket(1, avoided=("free",))
+    queue = FifoQueue()
+    slots = SlotIndex()
+    avoiding = ticket(1, avoided=("free",))
     if given_s is not None:
         avoiding.request.avoided_duration.CopyFrom(to_duration(given_s))
     slots.put(candidate(worker("free")))
@@ -197,7 +202,8 @@ def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: fl
 
 
 def test_avoided_worker_is_used_last_when_the_time_to_avoid_it_is_over() -> None:
-    queue, slots = FifoQueue(), SlotIndex()
+    queue = FifoQueue()
+    slots = SlotIndex()
     queue.put(ticket(1, avoided=("many",)), 0.0)
     slots.put(candidate(worker("many", FREE, FREE)))
     slots.put(candidate(worker("few")))
@@ -207,7 +213,8 @@ def test_avoided_worker_is_used_last_when_the_time_to_avoid_it_is_over() -> None
 
 
 def test_ticket_that_returns_says_anew_what_it_avoids() -> None:
-    queue, slots = FifoQueue(), SlotIndex()
+    queue = FifoQueue()
+    slots = SlotIndex()
     slots.put(candidate(worker("free")))
     slots.put(candidate(worker("busy", OCCUPIED)))
     queue.put(ticket(1, avoided=("free",)), 0.0)
@@ -228,7 +235,8 @@ def test_avoided_worker_is_granted_if_no_other_takes_sessions(other: Worker) -> 
 
 
 def test_worker_that_is_not_avoided_is_chosen_even_with_fewer_free_slots() -> None:
-    many, few = worker("many", FREE, FREE, FREE), worker("few", FREE)
+    many = worker("many", FREE, FREE, FREE)
+    few = worker("few", FREE)
     avoiding = ticket(1, avoided=("many",))
     assert granted_slots([avoiding], candidate(many), candidate(few)) == [(1, "few", 0)]
 
@@ -240,7 +248,8 @@ def labelled(worker_id: str, **labels: str) -> Worker:
 
 
 def test_only_a_worker_with_the_needed_labels_is_granted() -> None:
-    queue, slots = FifoQueue(frozenset({("model", "a"), ("zone", "x")})), SlotIndex()
+    queue = FifoQueue(frozenset({("model", "a"), ("zone", "x")}))
+    slots = SlotIndex()
     queue.put(ticket(1), 0.0)
     for one in (labelled("w1"), labelled("w2", model="a"), labelled("w3", model="b", zone="x")):
         slots.put(candidate(one))
@@ -261,7 +270,8 @@ def test_worker_that_registers_with_other_labels_moves_to_their_group() -> None:
 
 
 def test_avoided_worker_is_granted_if_no_other_has_the_needed_labels() -> None:
-    queue, slots = FifoQueue(frozenset({("model", "a")})), SlotIndex()
+    queue = FifoQueue(frozenset({("model", "a")}))
+    slots = SlotIndex()
     queue.put(ticket(1, avoided=("w1",)), 0.0)
     slots.put(candidate(labelled("w1", model="a")))
     slots.put(candidate(labelled("w2", model="b")))

@@ -178,7 +178,9 @@ async def test_registrations_pass_over_other_operations_only_a_few_times() -> No
 
 
 async def test_each_waiting_operation_is_examined_a_bounded_number_of_times() -> None:
-    etcd, count, examined = Etcd(), 300, Counter[str]()
+    etcd = Etcd()
+    count = 300
+    examined = Counter[str]()
 
     def step_of(facts: Facts, name: str) -> Transaction[bool]:
         examined[name] += 1

@@ -28,12 +28,15 @@ async def grant(store: LeaseStore, worker: Worker, slot: int) -> None:
 def test_grants_that_expire_together_share_transactions() -> None:
     async def main() -> None:
         async with schedulers_of(1) as fabric:
-            (scheduler,), sent, most = fabric.schedulers, list[int](), list[int]()
+            (scheduler,) = fabric.schedulers
+            sent = list[int]()
+            most = list[int]()
             worker = await scheduler.store.register(register_message(slot_count=COUNT))
             assert worker
             await asyncio.gather(*(grant(scheduler.store, worker, slot) for slot in range(COUNT)))
             assert len(scheduler.state.grants) == COUNT
-            txn, commits = SimulatedClient.txn, vars(scheduler.store)["_commits"]
+            txn = SimulatedClient.txn
+            commits = vars(scheduler.store)["_commits"]
 
             async def counted(request: etcd_pb2.TxnRequest) -> Any:
                 sent.append(len(request.success))

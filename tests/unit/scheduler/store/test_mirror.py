@@ -38,13 +38,15 @@ class Etcd:
 async def test_value_of_another_history_replaces_one_of_the_same_revision(
     cluster_id: int, revision: int
 ) -> None:
-    etcd, facts = Etcd(), Facts(KEYS)
+    etcd = Etcd()
+    facts = Facts(KEYS)
     mirror = Mirror(cast(EtcdClient, etcd), facts)
     await mirror._read_all()
     etcd.base = 2000
     await mirror._read_all()
     assert facts.base == 1000, "a known revision of the same history is not read again"
-    etcd.cluster_id, etcd.revision = cluster_id, revision
+    etcd.cluster_id = cluster_id
+    etcd.revision = revision
     await mirror._read_all()
     assert facts.base == 2000
 
@@ -73,8 +75,10 @@ class Watch:
 async def test_history_that_the_watch_found_is_not_judged_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    etcd, facts = Etcd(), Facts(KEYS)
-    Watch.etcd, Watch.has_failed = etcd, asyncio.Event()
+    etcd = Etcd()
+    facts = Facts(KEYS)
+    Watch.etcd = etcd
+    Watch.has_failed = asyncio.Event()
     monkeypatch.setattr(mirror_module, "PrefixWatch", Watch)
     mirror = Mirror(cast(EtcdClient, etcd), facts)
     running = asyncio.create_task(mirror.run())

@@ -42,7 +42,9 @@ def watch(model: DuplexModel) -> StageWatch:
 
 
 def test_composed_operations_count_by_their_parts_and_views_not_at_all(watch: StageWatch) -> None:
-    states, weight, bias = torch.ones(4, 8), torch.ones(2, 8), torch.ones(2)
+    states = torch.ones(4, 8)
+    weight = torch.ones(2, 8)
+    bias = torch.ones(2)
     index = torch.tensor([1, 2])
 
     def attend(states: Tensor) -> Tensor:

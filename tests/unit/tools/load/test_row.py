@@ -112,7 +112,8 @@ def test_gap_is_that_of_the_first_unit_after_the_stop() -> None:
 
 
 def test_units_may_be_late_while_sessions_move_but_not_for_long() -> None:
-    slow, late = Percentiles.of([1500.0]), Counts(late=5)
+    slow = Percentiles.of([1500.0])
+    late = Counts(late=5)
     killed = Moves(is_killed=True, stop_count=1, session_count=1, gap_ms=slow)
     assert not problems(late, slow, PUNCTUAL, LIMITS, killed)
     too_slow = Percentiles.of([3001.0])

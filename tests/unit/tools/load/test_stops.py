@@ -19,7 +19,9 @@ class DrainingRole(Role):
 
     def __init__(self, name: str, process_id: int, order: list[str]) -> None:
         super().__init__(name, (), "127.0.0.1:1")
-        self._order, self._id, self._looks_left = order, process_id, 0
+        self._order = order
+        self._id = process_id
+        self._looks_left = 0
 
     @property
     def process_id(self) -> int:

@@ -119,7 +119,9 @@ def halves() -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as out:
         video: Any = out.add_stream("libx264", rate=1)
-        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.width = 64
+        video.height = 48
+        video.pix_fmt = "yuv420p"
         pixels = np.full((48, 64, 3), 200, np.uint8)
         pixels[:, :32] = 20
         out.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))

@@ -11,7 +11,8 @@ from duplane.tools.checkpoint.random_weights import write_random
 from duplane.worker.models.minicpm_o import dtype
 from duplane.worker.models.minicpm_o.dtype import choose_dtype, has_bfloat16
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,8 @@ def texts(model: ScriptedModel) -> list[str]:
 
 def test_it_listens_to_silence_and_speaks_to_sound() -> None:
     model = opened()
-    silent, loud = run(model, 0.0), run(model)
+    silent = run(model, 0.0)
+    loud = run(model)
     assert isinstance(silent, UnitOutput)
     assert isinstance(loud, UnitOutput)
     assert silent.is_listen

@@ -71,7 +71,8 @@ def run(encoder: AudioEncoder, slot: int, units: list[np.ndarray]) -> list[torch
 def test_embeddings_do_not_depend_on_the_other_slots() -> None:
     signals = [[noise(10 * slot + unit, 16000) for unit in range(9)] for slot in range(4)]
     alone = [run(build(), 0, signal) for signal in signals]
-    encoder, delays = build(slot_count=4), [3, 0, 8, 5]
+    encoder = build(slot_count=4)
+    delays = [3, 0, 8, 5]
     for tick in range(9):
         slots = [slot for slot in (3, 1, 0, 2) if tick >= delays[slot]]
         for slot in slots:
@@ -117,7 +118,8 @@ class LargestResult(TorchDispatchMode):
 
 
 def test_the_cache_of_neighbouring_slots_is_read_in_place() -> None:
-    encoder, largest = build(slot_count=3), LargestResult()
+    encoder = build(slot_count=3)
+    largest = LargestResult()
     for unit in range(20):
         for slot in range(3):
             push(encoder, slot, noise(unit, 16000))
@@ -193,7 +195,8 @@ def test_half_precision_is_close_to_float32(dtype: torch.dtype) -> None:
 
 
 def test_the_first_seconds_of_a_clip_do_not_depend_on_later_ones() -> None:
-    encoder, clip = build(), noise(5, 48000)
+    encoder = build()
+    clip = noise(5, 48000)
     # Both clips begin with the same loudest sample, so their normalisation is the same.
     clip[0] = 1.0
     other = clip.copy()

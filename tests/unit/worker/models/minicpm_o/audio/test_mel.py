@@ -64,7 +64,8 @@ def whole_history_units(samples: np.ndarray, units: int) -> list[torch.Tensor]:
 
 
 def test_the_mel_of_a_unit_equals_that_of_the_whole_history() -> None:
-    samples, stream = speech(1, 55), MelStream(BINS, slot_count=2)
+    samples = speech(1, 55)
+    stream = MelStream(BINS, slot_count=2)
     for unit, expected in enumerate(whole_history_units(samples, 55)):
         assert stream.push(1, samples[unit * 16000 : (unit + 1) * 16000])
         features, is_first = emit(stream, [1])
@@ -84,7 +85,8 @@ def test_the_mel_does_not_depend_on_the_other_slots() -> None:
             rows.append(emit(stream, [0])[0][0])
         alone.append(rows)
 
-    together, delays = MelStream(BINS, slot_count=3), [0, 7, 31]
+    together = MelStream(BINS, slot_count=3)
+    delays = [0, 7, 31]
     for tick in range(40):
         slots = [slot for slot in (2, 0, 1) if tick >= delays[slot]]
         for slot in slots:
@@ -143,7 +145,8 @@ def test_consuming_an_incomplete_unit_is_refused() -> None:
 
 
 def test_a_reset_slot_repeats_its_results() -> None:
-    stream, samples = MelStream(BINS, slot_count=2), speech(3, 1)
+    stream = MelStream(BINS, slot_count=2)
+    samples = speech(3, 1)
     stream.push(0, samples)
     first, _ = emit(stream, [0])
     for _ in range(8):

@@ -23,7 +23,8 @@ def test_filtering_keeps_the_nucleus_of_the_top_k(
     kept = filter_scores(scores, *columns, widest=min(top_k, 50))[0].isfinite()
     order = scores[0].argsort(descending=True).tolist()[:top_k]
     mass = (scores[0, order] / temperature).softmax(0)
-    expected, total = set[int](), 0.0
+    expected = set[int]()
+    total = 0.0
     for token, share in zip(order, mass.tolist(), strict=True):
         if total > top_p + 1e-6:
             break

@@ -63,7 +63,8 @@ VISION = build()
 
 
 def test_an_image_gives_a_block_of_embeddings_per_tile() -> None:
-    whole, sliced = picture(VISION, 100, 100), picture(VISION, 300, 200, 6)
+    whole = picture(VISION, 100, 100)
+    sliced = picture(VISION, 300, 200, 6)
     embeds = VISION.encode([whole, sliced])
     assert [tuple(rows.shape) for rows in embeds] == [(1, 8, 128), (7, 8, 128)]
     assert VISION.rows == 8
@@ -88,7 +89,8 @@ def test_an_embedding_does_not_depend_on_the_other_images_of_the_batch(
 
 
 def test_batches_are_bounded_in_images_and_in_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    vision, seen = build(), []
+    vision = build()
+    seen = []
     whole = vision.vpm.forward
     monkeypatch.setattr(
         vision.vpm, "forward", lambda *args: (seen.append(args[0].shape[:2]), whole(*args))[1]

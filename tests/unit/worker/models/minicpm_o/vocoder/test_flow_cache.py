@@ -39,7 +39,8 @@ def fresh(count: int, capacity: int) -> list[str]:
 
 @given(prompts, chunks)
 def test_frame_layers_keep_the_prompt_and_recent_frames(prompt: int, turn: list[int]) -> None:
-    columns, kept = fresh(prompt, CAPACITY), [f"p{n}" for n in range(prompt)]
+    columns = fresh(prompt, CAPACITY)
+    kept = [f"p{n}" for n in range(prompt)]
     for number, tokens in enumerate(turn):
         new = [f"{number}.{n}" for n in range(tokens * STRIDE)]
         columns[CAPACITY : CAPACITY + len(new)] = new
@@ -54,7 +55,8 @@ def test_token_layers_keep_the_first_part_of_the_repeated_tokens(
 ) -> None:
     capacity = CAPACITY // STRIDE
     count = prompt // STRIDE
-    columns, packed = fresh(count, capacity), [f"p{n}" for n in range(count)] * STRIDE
+    columns = fresh(count, capacity)
+    packed = [f"p{n}" for n in range(count)] * STRIDE
     for number, tokens in enumerate(turn):
         new = [f"{number}.{n}" for n in range(tokens)]
         columns[capacity : capacity + len(new)] = new
@@ -67,7 +69,8 @@ def test_token_layers_keep_the_first_part_of_the_repeated_tokens(
 
 @given(prompts, chunks)
 def test_the_estimator_keeps_the_frames_of_the_reference(prompt: int, turn: list[int]) -> None:
-    columns, kept = fresh(prompt, CAPACITY), [f"p{n}" for n in range(prompt)]
+    columns = fresh(prompt, CAPACITY)
+    kept = [f"p{n}" for n in range(prompt)]
     listed = list(range(CAPACITY - prompt, CAPACITY))
     for number, tokens in enumerate(turn):
         new = [f"{number}.{n}" for n in range(tokens * STRIDE)]

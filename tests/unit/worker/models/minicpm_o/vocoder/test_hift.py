@@ -31,7 +31,8 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (7, 3), (11, 5)])
 @torch.no_grad()
 def test_convolutions_run_with_channels_last_on_a_cpu(kernel: int, dilation: int) -> None:
-    convolution, x = same_conv(16, 16, kernel, dilation), torch.randn(2, 16, 300)
+    convolution = same_conv(16, 16, kernel, dilation)
+    x = torch.randn(2, 16, 300)
     margin = dilation * (kernel // 2)
     expected = functional.conv1d(
         x, convolution.weight, convolution.bias, padding=margin, dilation=dilation
