@@ -34,7 +34,7 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.model import DEFAULT_FORMAT
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2
 
@@ -141,6 +141,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 self._attempts.put_nowait(effect)
             case Use(slot):
                 self._note_claim(slot.granted)
+                self._use_model(ModelFormat.of(slot.granted.model))
             case Cancel(slot):
                 if self.session.closed is None:
                     self._spans.end_step()
@@ -153,6 +154,12 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 permits.give_back(slot)
             case _:
                 self._record(effect)
+
+    def _use_model(self, model: ModelFormat) -> None:
+        """Limit and judge units by their duration."""
+        self._units.use_model(model)
+        self._spans.use_model(model)
+        self._pace = unit_rate(self._limits.units_per_s, model.unit_s)
 
     def _permitted(self, slot: Slot) -> None:
         self.session.moves.permitted(slot)

@@ -22,11 +22,13 @@ from duplane.edge.session.move_table import LAST_SENT, LOST, MOVING, MoveCause, 
 from duplane.edge.session.moves import GivenUp, Moves
 from duplane.edge.session.pending_replies import Outcome, PendingReplies
 from duplane.edge.session.request_queue import Outgoing, SentUnit
+from duplane.edge.session.request_rates import convert_voices
 from duplane.edge.session.session import Decoded, Session
 from duplane.edge.session.slot import Slot
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 _LOST = Close(CloseReason.FAILED, "the worker was lost")
@@ -51,6 +53,8 @@ class DuplexSession(Session[DuplexDialect]):
         super().__init__(dialect, limits, now, is_decided=not detects_dialect)
         self.moves = Moves(limits.frame_count, self.effects, continuity)
         self._settings: session_pb2.Open | None = None
+        self._model = DEFAULT_FORMAT  # of the slot
+        self._unit_limit = limits.early_unit_count  # the largest number of units that may wait
         self._replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
         self._last_audio_s = -math.inf  # monotonic
@@ -95,11 +99,9 @@ class DuplexSession(Session[DuplexDialect]):
         if self.identity.recording_id:
             self._recorded_audio = action.audio
         self._last_audio_s = now.monotonic_s
-        is_early = self.dialect.phase in WAITING
-        limit = self._limits.early_unit_count if is_early else self._limits.pending_unit_count
         queue = self.moves.queue
         count_before = queue.unit_count
-        if dropped := queue.add(action, self._receipt, limit):
+        if dropped := queue.add(action, self._receipt, self._unit_limit):
             self.effects.append(RecordDropped(dropped))
         if self.dialect.replies_to_appends:
             self._replies.add_append(queue.unit_count)
@@ -152,12 +154,25 @@ class DuplexSession(Session[DuplexDialect]):
         if self.closed:
             return []
         self.moves.claimed(slot, granted)
-        return self.granted(open_s, now) if slot is self.moves.present else []
+        if slot is not self.moves.present:
+            return []
+        return self.granted(open_s, now, ModelFormat.of(granted.model))
 
-    def granted(self, open_s: float, now: Moment) -> list[bytes]:
-        """Start the time limit of the whole session: its first slot is claimed."""
+    def granted(
+        self, open_s: float, now: Moment, model: ModelFormat = DEFAULT_FORMAT
+    ) -> list[bytes]:
+        """Start the time limit of the whole session: its first slot is claimed.
+
+        From now on, the units are those of `model`.
+        """
         if self.closed:
             return []
+        self._model = model
+        self._unit_limit = model.unit_count(self._limits.early_unit_count)
+        recut = self.moves.queue.use_model(model, self._receipt, self._unit_limit)
+        self._replies.recut(recut.counts)
+        if recut.dropped:
+            self.effects.append(RecordDropped(recut.dropped))
         self._leave_queue()
         session_s = self._limits.session_s or self.dialect.mode.session_s
         self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
@@ -170,7 +185,8 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
         """Ask the worker to open a conversation, once there are a slot and settings."""
-        self.moves.open(settings)
+        rates = self.dialect.input_rate_hertz, self._model.input_rate_hertz
+        self.moves.open(convert_voices(settings, *rates))
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 
     def take(self, now: Moment, slot: Slot | None = None) -> Outgoing | None:
@@ -246,6 +262,8 @@ class DuplexSession(Session[DuplexDialect]):
         self.time_limits.stop(TimeLimit.CONVERSATION)
         self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
         self._replies.context_token_count = opened.prompt_token_count
+        self._unit_limit = self._model.unit_count(self._limits.pending_unit_count)
+        self.dialect.use_model(self._model)
         events = self.dialect.opened(opened, now)
         if self.moves.phase is MovePhase.OPENING:
             self.moves.opened(opened, now)

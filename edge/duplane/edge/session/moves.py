@@ -48,6 +48,7 @@ from duplane.edge.session.move_table import (
 from duplane.edge.session.request_queue import UNKNOWN, Outgoing, RequestQueue, SentUnit
 from duplane.edge.session.slot import Slot
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.model import ModelFormat, is_same_model
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 # If a session loses more than _MAX_MOVES workers within _WITHIN_S, it may be the cause of these
@@ -62,9 +63,9 @@ _LATE_PAUSE_S = 10.0
 _MAX_LATE_PAUSE_S = 640.0
 _QUIET_PAUSES = 4
 # While the next worker rebuilds the last past units, the session sends no units. To keep this time
-# short, it begins only when at most _FEW_UNITS past units are left, or after _MAX_CATCH_UPS more
+# short, it begins only when past units of at most _FEW_S are left, or after _MAX_CATCH_UPS more
 # messages with past units.
-_FEW_UNITS = 1
+_FEW_S = 1.0
 _MAX_CATCH_UPS = 3
 # Seconds until a session tries again if it has tried all workers that have a free slot. While its
 # own worker still answers, this time doubles with each attempt, up to _MAX_DOUBLINGS times.
@@ -283,7 +284,8 @@ class Moves:
     def claimed(self, slot: Slot, granted: lease_pb2.Granted) -> None:
         """Record that a slot is claimed.
 
-        Raises FabricError if it is a slot of the worker that the session wants to leave.
+        Raises FabricError if it is a slot of the worker that the session wants to leave, or of a
+        worker with another model.
         """
         attempt = self.attempt
         if slot is self.present:
@@ -291,11 +293,24 @@ class Moves:
         elif self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
             raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
         else:
-            self._fire(MoveEvent.CLAIMED)
-            self._effects.append(RequestPermit(self._continuity.permits, slot))
             if granted.worker_id not in attempt.tried_worker_ids:
                 attempt.tried_worker_ids.append(granted.worker_id)
+            self._check_model(granted)
+            self._fire(MoveEvent.CLAIMED)
+            self._effects.append(RequestPermit(self._continuity.permits, slot))
         slot.granted = granted
+
+    def _check_model(self, granted: lease_pb2.Granted) -> None:
+        """Raise FabricError if the models are known and differ.
+
+        A scheduler of an older release does not name them. Then the answer to `open` shows a
+        difference.
+        """
+        present = self.present.granted
+        are_known = present.HasField("model") and granted.HasField("model")
+        if are_known and not is_same_model(present.model, granted.model):
+            message = "the worker has another model"
+            raise FabricError(Reason.INVALID_FIELD, message, field="granted.model")
 
     def permitted(self, slot: Slot) -> None:
         """Record that the session may rebuild its conversation in this slot."""
@@ -330,7 +345,8 @@ class Moves:
         is_last = attempt.sent_count + count == self.journal.unit_count
         is_drain = attempt.cause is MoveCause.DRAIN
         if is_last and is_drain and self.phase is MovePhase.CATCHING_UP:
-            if count <= _FEW_UNITS or attempt.catch_up_count == _MAX_CATCH_UPS:
+            few = ModelFormat.of(self.present.granted.model).unit_count(_FEW_S)
+            if count <= few or attempt.catch_up_count == _MAX_CATCH_UPS:
                 self._fire(MoveEvent.HELD)
                 attempt.silent_since = now
             else:

@@ -39,6 +39,10 @@ class PendingReplies:
         """Add an append. After it, `unit_count` units are complete in total."""
         self._ends.append(unit_count)
 
+    def recut(self, counts: Sequence[int]) -> None:
+        """Follow a new cut of all units: where n units were complete, now `counts[n]` are."""
+        self._ends = deque(counts[end] for end in self._ends)
+
     def add_outcome(self, ordinal: int, outcome: Outcome) -> None:
         """Add the outcome of one unit."""
         self._outcomes.append((ordinal, outcome))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.unit_assembler import UnitAssembler
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.v1 import session_pb2
 
 
@@ -36,6 +37,17 @@ class Outgoing(NamedTuple):
     receipt: Receipt | None = None
 
 
+class Recut(NamedTuple):
+    """How the units that wait were cut again.
+
+    Where n units were complete, now `counts[n]` are. `dropped` has the receipts of the units that
+    the bound of the queue has dropped.
+    """
+
+    counts: Sequence[int]
+    dropped: Sequence[Receipt]
+
+
 class RequestQueue:
     """A bounded queue of units and requests. A full queue drops its oldest unit.
 
@@ -49,13 +61,16 @@ class RequestQueue:
     """
 
     # The first bound limits the sent units that are remembered with their tags; older ones are
-    # forgotten. The second bound limits those that are kept whole; older ones cannot be sent again.
+    # forgotten. The second bound limits the duration of those that are kept whole; older ones
+    # cannot be sent again.
     _MAX_SENT = 1024
-    _MAX_KEPT = 32
+    _MAX_KEPT_S = 32
 
     def __init__(self, frame_count: int) -> None:
         self.is_catching_up = False  # one unit is sent at a time
         self.sent: dict[int, SentUnit] = {}  # units that the present worker has, by sequence
+        self._frame_count = frame_count
+        self._kept_count = DEFAULT_FORMAT.unit_count(self._MAX_KEPT_S)
         self._assembler = UnitAssembler(frame_count)
         # Units, each with the times at which its last append was received, read and parsed.
         self._waiting: deque[tuple[Append, Receipt]] = deque()
@@ -87,6 +102,28 @@ class RequestQueue:
                 self._first_ordinal += 1
         self._dropped_count += len(dropped)
         return dropped
+
+    def use_model(self, model: ModelFormat, receipt: Receipt, limit: int) -> Recut:
+        """Cut units for this model from now on, and cut again what waits.
+
+        Call this once, before the first unit is taken. Audio of an incomplete unit gets `receipt`.
+        Units of the default duration that were dropped count as so many units of the model.
+        """
+        self._kept_count = model.unit_count(self._MAX_KEPT_S)
+        self._dropped_count = model.unit_count(self._dropped_count * DEFAULT_FORMAT.unit_s)
+        former, units = self._assembler, list(self._waiting)
+        self._assembler = UnitAssembler(self._frame_count, model)
+        self._assembler.dropped_frame_count = former.dropped_frame_count
+        self._waiting.clear()
+        counts = [*range(self._first_ordinal + 1)]  # the units that were dropped keep their numbers
+        dropped: list[Receipt] = []
+        for unit, its_receipt in units:
+            dropped += self.add(unit, its_receipt, limit)
+            counts.append(self.unit_count)
+        if rest := former.take_rest():
+            dropped += self.add(rest, receipt, limit)
+            counts[-1] = self.unit_count
+        return Recut(counts, dropped)
 
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
         """Add a request, which is taken after the units that wait now.
@@ -140,7 +177,7 @@ class RequestQueue:
         self.sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)
         self._next_sequence += 1
         self._first_ordinal += 1
-        if len(self.sent) > self._MAX_KEPT:
+        if len(self.sent) > self._kept_count:
             self._bound_sent()
         return Outgoing(request, receipt)
 
@@ -148,7 +185,7 @@ class RequestQueue:
         """Forget the oldest sent units, or only their audio."""
         if len(self.sent) > self._MAX_SENT:
             del self.sent[next(iter(self.sent))]
-        sequence = self._next_sequence - 1 - self._MAX_KEPT
+        sequence = self._next_sequence - 1 - self._kept_count
         if sent := self.sent.get(sequence):
             self.sent[sequence] = sent._replace(request=None)
 
