@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from google.protobuf.duration_pb2 import Duration
 from support.edge.moved_play import LIMITS, LOST, Play
 
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.v1 import lease_pb2, model_pb2, session_pb2
+
+MODEL = model_pb2.Model(name="m", context_token_limit=8192)
+SHORT = model_pb2.Model(
+    name="m", context_token_limit=8192, unit_duration=Duration(nanos=80_000_000)
+)
 
 
 def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> None:
@@ -21,6 +28,42 @@ def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> No
     play.claim()
     play.settle()
     assert play.present is not first
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_worker_whose_model_is_described_differently_is_not_used(
+    play: Play, *, is_lost: bool
+) -> None:
+    first = play.present
+    play.moves.present.granted.model.CopyFrom(MODEL)
+    if is_lost:
+        play.lose()
+    else:
+        play.drain()
+    granted = lease_pb2.Granted(worker_id="w9", model=SHORT)
+    with pytest.raises(FabricError, match="another model") as refusal:
+        play.session.claimed(play.move.slot, granted, 0.0, play.now)
+    play.lose_next(refusal.value)
+    assert (play.move.count, "w9" in play.move.tried_worker_ids) == (2, True)
+    assert play.session.closed is None
+    assert play.present is (None if is_lost else first)
+    play.claim()
+    play.chunk()
+    play.settle()
+    assert play.present
+    assert play.present.heard == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("present", [None, MODEL])
+def test_model_that_an_older_scheduler_does_not_name_is_compared_when_it_opens(
+    play: Play, present: model_pb2.Model | None
+) -> None:
+    play.moves.present.granted.MergeFrom(lease_pb2.Granted(model=present))
+    play.drain()
+    next_model = None if present else MODEL
+    granted = lease_pb2.Granted(worker_id="w9", model=next_model)
+    play.session.claimed(play.move.slot, granted, 0.0, play.now)
+    assert play.move.slot.granted == granted
 
 
 def test_unit_that_waited_goes_to_the_former_worker_if_the_next_one_fails(play: Play) -> None:

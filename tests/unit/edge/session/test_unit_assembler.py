@@ -228,6 +228,33 @@ def test_pictures_above_the_bound_of_a_unit_are_counted() -> None:
     assert [queue.take_dropped(0), queue.take_dropped(0)] == [Dropped(0, 3), NOTHING_DROPPED]
 
 
+_APPENDS = st.lists(
+    st.tuples(st.integers(0, 20_000), st.booleans(), st.integers(0, 3)), max_size=20
+)
+
+
+@given(_APPENDS, _APPENDS)
+@settings(deadline=None)
+def test_model_with_units_of_one_second_changes_nothing_when_it_is_known(
+    early: list[tuple[int, bool, int]], later: list[tuple[int, bool, int]]
+) -> None:
+    queues = [RequestQueue(frame_count=2), RequestQueue(frame_count=2)]
+    counts: list[list[int]] = [[], []]
+    for number, (count, must_listen, frame_count) in enumerate(early + later):
+        if number == len(early):
+            queues[0].use_model(DEFAULT_FORMAT, at(number), 3)
+        frames = (picture(number),) * max(frame_count, not count)
+        append = Append(pcm(count) if count else b"", must_listen, Tag(str(number)), frames)
+        for queue, seen in zip(queues, counts, strict=True):
+            queue.add(append, at(number), 3)
+            seen.append(queue.unit_count)
+    taken = [list(iter(queue.take, None)) for queue in queues]
+    assert taken[0] == taken[1]
+    assert [*queues[0].sent.values()] == [*queues[1].sent.values()]
+    assert counts[0] == counts[1]
+    assert queues[0].take_dropped(0) == queues[1].take_dropped(0)
+
+
 def test_the_unit_after_dropped_ones_must_listen_if_one_of_them_had_to() -> None:
     queue = RequestQueue(frame_count=4)
     for must_listen in (False, True, False, False, False):
