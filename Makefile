@@ -69,16 +69,16 @@ proto: $(INSTALLED) ## generate the stubs from the protos
 		--pyi_out=scheduler $(SCHEDULER_PROTOS)
 
 contract-docs: $(INSTALLED) ## write the reference of the gRPC contract to proto/CONTRACT.md
-	$(BIN)/python -m duplane.tools.contract_page > proto/CONTRACT.md
+	$(BIN)/python -m pages.contract > proto/CONTRACT.md
 
 protocols: $(INSTALLED) ## write the client protocols to edge/PROTOCOLS.md
-	$(BIN)/duplane protocols > edge/PROTOCOLS.md
+	$(BIN)/python -m pages.protocols > edge/PROTOCOLS.md
 
 settings: $(INSTALLED) ## write the settings of all processes to docs/settings.md
-	$(BIN)/duplane settings > docs/settings.md
+	$(BIN)/python -m pages.settings > docs/settings.md
 
 metrics: $(INSTALLED) ## write the list of all metrics to docs/metrics.md
-	$(BIN)/duplane metrics > docs/metrics.md
+	$(BIN)/python -m pages.metrics > docs/metrics.md
 
 golden: $(INSTALLED) ## replay the recorded traces through the model: GOLDEN=DIRECTORY
 	$(BIN)/duplane checkpoint replay $(GOLDEN)

@@ -6,7 +6,7 @@ import re
 
 from support.paths import ROOT
 
-from duplane.tools.contract_page import contract_page
+from pages.contract import contract_page
 
 PAGE = ROOT / "proto/CONTRACT.md"
 

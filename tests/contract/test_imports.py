@@ -11,6 +11,8 @@ import pytest
 from support.paths import ROOT
 
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
+# Packages in tools/ that the wheel does not have.
+OUTSIDE = ("pages", "training")
 
 _IO = ("asyncio", "websockets", "aiohttp", "grpc", "uvloop")
 
@@ -20,7 +22,7 @@ _ENGINE = ("duplane.worker.engine", "duplane.worker.session", "duplane.worker.se
 
 # Package -> modules that its files must not import.
 FORBIDDEN = {
-    "duplane": ("training",),
+    "duplane": OUTSIDE,
     "duplane.fabric": (
         "duplane.edge",
         "duplane.scheduler",
@@ -96,7 +98,10 @@ def module_name(folder: str, source: Path) -> str:
 
 SOURCES = [
     (module_name(folder, source), source)
-    for folder, package in [*((folder, "duplane") for folder in FOLDERS), ("tools", "training")]
+    for folder, package in [
+        *((folder, "duplane") for folder in FOLDERS),
+        *(("tools", package) for package in OUTSIDE),
+    ]
     for source in sorted((ROOT / folder / package).rglob("*.py"))
 ]
 

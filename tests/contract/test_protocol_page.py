@@ -10,9 +10,9 @@ from support.protocols.transcripts import all_transcripts
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.close import CloseReason
-from duplane.tools.protocol_examples import CLIENT, client_event, server_events
-from duplane.tools.protocol_fields import client_fields, server_fields
-from duplane.tools.protocol_page import DIALECTS, ends_of, protocol_page
+from pages.protocol_examples import CLIENT, client_event, server_events
+from pages.protocol_fields import client_fields, server_fields
+from pages.protocols import DIALECTS, ends_of, protocol_page
 
 PAGE = ROOT / "edge/PROTOCOLS.md"
 

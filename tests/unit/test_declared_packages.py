@@ -17,7 +17,7 @@ from support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
-OURS = {"duplane", "training", "support", "fuzz"}
+OURS = {"duplane", "pages", "training", "support", "fuzz"}
 
 
 def project() -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from support.paths import ROOT
 from websockets.asyncio.client import connect
 
 from duplane.fabric.monitoring.metrics import OTHER
-from duplane.tools.metrics_page import metrics_page, registries
+from pages.metrics import metrics_page, registries
 
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "rules.yml"

@@ -16,8 +16,8 @@ from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric import process
 from duplane.scheduler.settings import SchedulerSettings
 from duplane.tools import servers
-from duplane.tools.settings_page import VERBS, Setting, settings_of, settings_page
 from duplane.worker.settings import ScriptSettings, SessionLimits, WorkerSettings
+from pages.settings import VERBS, Setting, settings_of, settings_page
 
 CLASSES: dict[str, tuple[type, ...]] = {
     "edge": (EdgeSettings, Limits, RecordingSettings),

@@ -14,7 +14,7 @@ from duplane.worker.settings import WorkerSettings
 def edge(settings: EdgeSettings = EdgeSettings()) -> int:
     """Run one edge: it serves clients over WebSocket and HTTP.
 
-    `duplane protocols` prints the protocols that an edge speaks.
+    edge/PROTOCOLS.md describes the protocols that an edge speaks.
     """
     from duplane.edge.server import serve
 

@@ -7,6 +7,7 @@ has only the text around these tables.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import orjson
@@ -37,10 +38,10 @@ from duplane.edge.routing import ENDPOINTS
 from duplane.edge.settings import Limits
 from duplane.edge.transport.websocket import SUBPROTOCOLS
 from duplane.fabric.bounds import CHAT_CONFIG, DUPLEX_CONFIG
-from duplane.tools.protocol_examples import CLIENT, client_event, server_events, shortened
-from duplane.tools.protocol_fields import USAGE, client_fields, meaning, server_fields
 from duplane.tools.servers import edge
-from duplane.tools.settings_page import settings_of
+from pages.protocol_examples import CLIENT, client_event, server_events, shortened
+from pages.protocol_fields import USAGE, client_fields, meaning, server_fields
+from pages.settings import settings_of
 
 HEAD = """\
 # The WebSocket protocols of the edge
@@ -408,3 +409,7 @@ def _amount(name: str, value: object) -> str:
         return f"{value // (1024 * 1024)} MiB" if is_whole else f"{value // 1024} KiB"
     is_duration = name.endswith("_s") and not name.endswith("_per_s")
     return f"{value:g} s" if is_duration else f"{value:,g}" if value < 1e6 else f"{value:,}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(protocol_page())

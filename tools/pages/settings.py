@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -75,3 +76,7 @@ def _table(verb: Callable[..., int]) -> Iterator[str]:
         meaning = setting.help.replace("|", "\\|")
         yield f"| `{setting.flag}` | {default} | {meaning} |"
     yield ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(settings_page())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 
@@ -79,3 +80,7 @@ def _labels(metric: Metric) -> Iterator[str]:
         else:
             assert len(known) <= _MAX_SHOWN
             yield f"`{label}`: {', '.join(known)}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_page())

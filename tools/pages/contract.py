@@ -1,6 +1,6 @@
 """Writes the reference of the gRPC contract, as Markdown, from the comments of the protos.
 
-Usage: python -m duplane.tools.contract_page > proto/CONTRACT.md (needs the extra `dev`).
+Usage: python -m pages.contract > proto/CONTRACT.md (needs the extra `dev`).
 """
 
 from __future__ import annotations
