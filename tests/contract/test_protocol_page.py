@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
+from fuzz.event_rules import check_event
 from support.paths import ROOT
-from support.protocols.specifications import parts, read
+from support.protocols.specifications import NAMES, parts
 from support.protocols.transcript_replay import PureReplay
 from support.protocols.transcripts import all_transcripts
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.close import CloseReason
+from pages.events import FOLDER, events
 from pages.protocol_examples import CLIENT, client_event, server_events
-from pages.protocol_fields import client_fields, server_fields
 from pages.protocols import DIALECTS, ends_of, protocol_page
 
 PAGE = ROOT / "edge/PROTOCOLS.md"
@@ -45,15 +48,10 @@ def test_every_end_of_a_transcript_is_one_that_the_page_names() -> None:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_the_page_has_every_field_of_the_specifications_and_no_other(name: str) -> None:
-    specification = read(name[0])
-    for side, described in (("client", client_fields(name)), ("server", server_fields(name))):
-        assert described.keys() == specification[side].keys()
-        for kind, (required, optional) in described.items():
-            named = specification[side][kind]
-            for group, paths in (("required", required), ("optional", optional)):
-                listed = {path for path in named.get(group, ()) if not path.endswith("[]")}
-                assert set(paths.split()) == listed, (side, kind)
+def test_the_specifications_have_every_event_of_the_dialect(name: str) -> None:
+    dialect = DIALECTS[name]
+    assert events(name, "client").keys() == dialect.replies.keys()
+    assert events(name, "server").keys() == dialect.server_events.keys()
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -61,14 +59,24 @@ def test_the_examples_of_the_page_are_events_of_the_dialect(name: str) -> None:
     dialect = DIALECTS[name]
     assert CLIENT[name].keys() == dialect.replies.keys()
     assert server_events(name).keys() == dialect.server_events.keys()
-    for kind, event in server_events(name).items():
-        required, optional = (paths.split() for paths in server_fields(name)[kind])
-        has = {path for path, _ in parts(event)} - {"type"}
-        assert set(required) <= has, kind
-        roots = {"usage", "chunk_usage"}  # the page describes the parts of these two in one place
-        inner = {path for path in has if path.partition(".")[0] in roots}
-        assert has - inner <= {*required, *optional}, kind
+    for event in server_events(name).values():
+        check_event(name, event)
     for kind in CLIENT[name]:
-        required, optional = (paths.split() for paths in client_fields(name)[kind])
+        fields = events(name, "client")[kind].fields
         has = {path for path, _ in parts(client_event(name, kind))} - {"type"}
-        assert has - {"input.messages[]", "messages[]"} <= {*required, *optional}, kind
+        assert has - {"input.messages[]", "messages[]"} <= fields.keys(), kind
+
+
+def test_every_description_of_a_field_is_used() -> None:
+    used = {
+        key
+        for name in DIALECTS
+        for side in ("client", "server")
+        for kind, event in events(name, side).items()
+        for path in event.fields
+        for key in (f"{kind} {path}", *(path[at:] for at in range(len(path))))
+    }
+    for name in ("fields", *NAMES):
+        table = tomllib.loads((FOLDER / f"{name.lower()}.toml").read_text())
+        described = table if name == "fields" else table["fields"]
+        assert described.keys() <= used, described.keys() - used

@@ -45,7 +45,7 @@ CLIENT: Mapping[str, Examples] = {
         "input.append": {"input": {"audio": _AUDIO, "input_id": "unit_0"}},
         "session.close": {"reason": "user_stop"},
     },
-    "B, chat": {
+    "B chat": {
         "session.init": {"payload": {}},
         "input.append": {"input": {"messages": [{"role": "user", "content": "Hello!"}]}},
         "session.close": {"reason": "user_stop"},
@@ -79,7 +79,7 @@ def client_event(dialect: str, kind: str) -> Json:
 def server_events(dialect: str) -> Examples:
     """Return the first event of each type that a session of this dialect sends."""
     events: dict[str, Json] = {}
-    run = _chat if dialect in ("B, chat", "D") else _duplex
+    run = _chat if dialect in ("B chat", "D") else _duplex
     for rendered in run(dialect):
         event: Json = orjson.loads(rendered)
         # Prefer an event with audio as the example: it has more fields.

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.protocols.specifications import duplex_settings, read
+from support.protocols.specifications import duplex_settings
 from support.protocols.transcript_replay import IDENTITY
 from support.protocols.transcripts import jpeg, json_of
 from support.worker.scripted_model import ScriptedModel
@@ -22,6 +22,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.models.chat import ChatOutput, ChatRequest, Finish
 from duplane.worker.settings import SessionLimits
+from pages.events import read
 
 OMNI = lease_pb2.SESSION_KIND_OMNI_DUPLEX
 FIRST_EVENTS = {

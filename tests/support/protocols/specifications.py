@@ -1,4 +1,4 @@
-"""Reads the four specifications, and finds each of their elements in the transcripts.
+"""Finds each element of the four specifications in the transcripts.
 
 `specifications/` has one file per dialect: events with their fields, values, error codes, reasons,
 close codes, order, limits, defaults and examples. A field counts as found only in an event whose
@@ -17,21 +17,16 @@ from functools import cache
 from typing import Any
 
 import orjson
-from support.paths import TESTS
 from support.protocols.effects import has_effect
 from support.protocols.transcript_replay import Move, PureReplay
 from support.protocols.transcripts import FORMS, Step, Transcript, all_transcripts
 
 from duplane.edge.settings import Limits
+from pages.events import FOLDER, Side, events, read
 
 # Placeholders for values that the server chooses.
 _DRAWN = {"@any", "@id", *(f"@{form}" for form in FORMS)}
-FOLDER = TESTS / "specifications"
 NAMES = ("A", "B", "C", "D")
-
-
-def read(name: str) -> dict[str, Any]:
-    return tomllib.loads((FOLDER / f"{name.lower()}.toml").read_text())
 
 
 def duplex_settings() -> dict[str, Any]:
@@ -116,17 +111,6 @@ def parts(event: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from parts(item, f"{path}[]")
 
 
-def fields_of(specification: dict[str, Any], side: str, kind: str) -> tuple[set[str], set[str]]:
-    """Return the required and the optional fields of one event."""
-    named = specification[side][kind]
-    required, optional = set(named.get("required", ())), set(named.get("optional", ()))
-    for part, inner in specification.get("parts", {}).items():
-        for group in (required, optional):
-            if part in group:
-                optional |= {f"{part}.{name}" for name in inner}
-    return required, optional
-
-
 def fits(example: Any, written: Any, *, is_whole: bool) -> bool:
     """Return whether `written` fits the example.
 
@@ -154,6 +138,16 @@ def _is_same(one: Any, other: Any) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
+def paths_of(name: str, side: Side, kind: str) -> set[str]:
+    """Return the fields of one event; for B, those of both forms."""
+    forms = ("B", "B chat") if name == "B" else (name,)
+    return {
+        path
+        for form in forms
+        for path in (events(form, side)[kind].fields if kind in events(form, side) else ())
+    }
+
+
 # --- the elements of a specification, and where they are found ---
 
 Found = dict[str, str | None]  # name of an element to file and line, or None
@@ -163,13 +157,16 @@ def find(name: str) -> Found:
     """Return where the transcripts show each element of a dialect's specification."""
     specification, all_lines = read(name), corpus(name)
     found: Found = {}
-    for side, lines in (("client", all_lines.taken), ("server", all_lines.said)):
-        for kind in specification[side]:
+    sides: tuple[tuple[Side, list[Line]], ...] = (
+        ("client", all_lines.taken),
+        ("server", all_lines.said),
+    )
+    for side, lines in sides:
+        for kind in {**events(name, side), **(events("B chat", side) if name == "B" else {})}:
             of_kind = [line for line in lines if line.kind == kind]
             found[f"{side}.{kind}"] = _first(of_kind)
             without = specification.get("without_effect", {}).get(kind, {})
-            required, optional = fields_of(specification, side, kind)
-            for path in sorted(required | optional):
+            for path in sorted(paths_of(name, side, kind)):
                 found[f"{side}.{kind}.{path}"] = _place(of_kind, path, without)
             values = specification["values"][side].get(kind, {})
             for path, wanted in values.items():

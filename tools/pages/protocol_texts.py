@@ -1,0 +1,97 @@
+"""The texts of the page of the client protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.close import CloseReason
+from duplane.edge.dialects.dialect import Phase
+
+HEAD = """\
+# The WebSocket protocols of the edge
+
+`make protocols` generates this page from the tables of the edge and from `tests/specifications`,
+which lists each event and field; a test keeps it up to date. The examples are events that the
+dialects rendered, with long texts cut (`…`). The protocols are those of
+[MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation. The transcripts
+in `tests/transcripts` show all events and fields. There are two complete clients of one page each:
+[realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
+[realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
+
+Every event is one WebSocket text message: a JSON object in UTF-8. Clients send audio as base64 of
+float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz, whatever
+the rates of the model are. A client may send audio in pieces of any length. The model chooses the
+duration of a unit; a unit of MiniCPM-o is one second (16000 samples), and every unit of its speech
+has at least one second of audio, except the last unit of a turn, which may be shorter or empty.
+Pictures are JPEG, PNG, WEBP, GIF (the first frame) or BMP files. `null` counts as absent.
+
+In a chat the edge sends the text of an answer in parts of up to ten tokens, not token by token,
+because the device decodes ten tokens of each conversation in one step. A character that consists of
+several tokens is sent when all of them are decoded.
+
+The edge answers an invalid event with one `error` that names the invalid field; the session does
+not change. In D, which has only one event, the session ends. After a frame that is not JSON text
+the edge closes the connection with code 1003, and after a text frame that is not UTF-8 with 1007.
+
+A session is in one of these phases:
+"""
+
+SUBPROTOCOL_RULE = """\
+Of the subprotocols that a client offers, the edge selects the first one of {} (`realtime` is
+reserved). A value that contains a key, such as `map-api-key.KEY`, `duplane.bearer.KEY` or
+`openai-insecure-api-key.KEY`, is never selected, logged or recorded. Without a selected name the
+session runs too, but browsers close it: a page that offers a key also offers `map.realtime`.
+"""
+PHASES: Mapping[Phase, str] = {
+    Phase.START: "the client has sent no settings; it may still be waiting for a slot",
+    Phase.OPENING: "the edge has accepted the settings; the conversation is not ready yet",
+    Phase.ACTIVE: "the session accepts units or turns",
+    Phase.PAUSED: "the client has paused the session",
+    Phase.CLOSED: "the session has ended; the edge answers nothing",
+}
+NOTES: Mapping[str, str] = {
+    "A": "The edge cuts audio of any length into units of the model; each unit has one reply.",
+    "B": "The edge sends the speech of a unit as `text`, then `audio`; a `listen` with the turn's"
+    " id ends the turn. If an append completes no unit, the edge answers immediately: with"
+    " `listen`, or inside a turn with an empty `text`. When a client closes the session,"
+    " `session.closed` repeats the client's reason, cut to 256 bytes.",
+    "B chat": "Each turn acquires a slot and may wait for it; `response.done` ends the turn.",
+    "C": "The edge answers every accepted `audio_chunk` with one `result` or one `error`, in the"
+    " order of the chunks. The text of an `error` is one line.",
+    "D": "The client sends one event, which has no type; here it is called `request`. The edge"
+    " ignores later messages. An `error` has one line of text, and the session then ends.",
+}
+ENDS: Mapping[CloseReason, str] = {
+    CloseReason.CLIENT: "the client asks for it",
+    CloseReason.TIMEOUT: "a time limit of the session, or no event for too long",
+    CloseReason.CONTEXT_FULL: "the context is full",
+    CloseReason.SHUTDOWN: "the edge or the worker shuts down",
+    CloseReason.FAILED: "the worker is lost or cannot continue",
+    CloseReason.SERVICE_UNAVAILABLE: (
+        "no scheduler answers, no worker serves such sessions, or there are too many sessions"
+    ),
+    CloseReason.QUEUE_FULL: "the queue is full",
+    CloseReason.WORKER_BUSY: (
+        "no slot becomes free in time, or an operator removes the ticket from the queue"
+    ),
+    CloseReason.WORKER_CONNECT_FAILED: "the edge cannot reach the granted worker",
+    CloseReason.MODE_REFUSED: "the mode is unknown",
+    CloseReason.REQUEST_REFUSED: "the request is invalid",
+    CloseReason.ANSWERED: "the request is answered",
+    CloseReason.UNREADABLE: "the client sends a frame that is not JSON text",
+    CloseReason.TOO_BIG: "the client sends a message above the size limit",
+    CloseReason.TOO_SLOW: "the client does not read",
+    CloseReason.GONE: "the connection of the client is lost",
+}
+CODES: Mapping[ErrorCode, str] = {
+    ErrorCode.NOT_READY: "the session is not ready for this event yet",
+    ErrorCode.UNKNOWN_EVENT: "the type is unknown, or allowed only once",
+    ErrorCode.MISSING_FIELD: "a required field is absent",
+    ErrorCode.INVALID_PAYLOAD: "a value is invalid",
+    ErrorCode.SERVICE_UNAVAILABLE: "the fabric cannot serve the session now",
+    ErrorCode.QUEUE_FULL: "the queue is full",
+    ErrorCode.WORKER_BUSY: "no slot became free in time",
+    ErrorCode.WORKER_CONNECT_FAILED: "the edge cannot reach the granted worker",
+    ErrorCode.INFERENCE_ERROR: "one unit or turn failed; the next one may succeed",
+}
