@@ -130,7 +130,7 @@ def test_base_install_needs_no_torch() -> None:
     allowed = (
         MINICPM_O,
         "duplane.worker.models.torch_device",
-        "duplane.tools.replay",
+        "duplane.tools.golden_replay",
         "duplane.tools.checkpoint",
         "training",
         "duplane.tools.bench.launches",

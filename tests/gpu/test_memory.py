@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.paths import GOLDEN
 
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,

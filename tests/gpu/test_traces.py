@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.paths import GOLDEN
 
-from duplane.tools.replay.run import PARTS, replay_traces
-from duplane.tools.replay.target import ReplayTarget
+from duplane.tools.golden_replay.run import PARTS, replay_traces
+from duplane.tools.golden_replay.target import ReplayTarget
 
 pytestmark = [
     pytest.mark.gpu,

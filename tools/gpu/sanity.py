@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from duplane.tools.bench.peaks import measure_peaks, synchronize
-from duplane.tools.replay.run import PARTS, replay_traces
-from duplane.tools.replay.target import ReplayTarget
+from duplane.tools.golden_replay.run import PARTS, replay_traces
+from duplane.tools.golden_replay.target import ReplayTarget
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from measure import Options, Report, load, read_options
 

@@ -14,7 +14,7 @@ import torch
 from support.paths import GOLDEN
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.batch_isolation import STAGE_FAILED
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (

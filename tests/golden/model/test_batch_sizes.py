@@ -14,7 +14,7 @@ from support.model.shapes import Shapes
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.batch_sizes import padded_size, padded_sizes
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.hift_stream import FRAME_BUCKETS, HiFTStream, MelChunk

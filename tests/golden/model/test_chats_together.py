@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
-from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,

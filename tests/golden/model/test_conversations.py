@@ -13,7 +13,7 @@ from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 from torch import Tensor
 
-from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (

@@ -17,8 +17,8 @@ from support.test_checkpoint.build import build_test_checkpoint
 from torch import Tensor
 from torch.nn import functional
 
-from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.tools.replay.half_duplex import HalfDuplex, TextWindow
+from duplane.tools.golden_replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.half_duplex import HalfDuplex, TextWindow
 from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,

@@ -14,7 +14,7 @@ import torch
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,

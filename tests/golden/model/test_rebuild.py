@@ -16,7 +16,7 @@ from support.model.past_units import RanUnit, assert_same_units, past_units, reb
 from support.paths import GOLDEN
 
 from duplane.tools.bench.host_waits import SyncCount
-from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.duplex import rebuild as rebuild_module
 from duplane.worker.models.minicpm_o.duplex import rebuild_state, speech
 from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
-from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.bench.host_waits import SyncCount
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.model import DuplexModel

@@ -11,7 +11,7 @@ import pytest
 from support.paths import GOLDEN
 
 from duplane.tools.bench.host_waits import SyncCount
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT
 from duplane.worker.models.minicpm_o.tts.talker import CHECK_STEPS

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay import audio
-from duplane.tools.replay.check import Check, Verdict
+from duplane.tools.golden_replay import audio
+from duplane.tools.golden_replay.check import Check, Verdict
 
 CHECKS = list(audio.checks(GOLDEN))
 

@@ -1,8 +1,8 @@
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay import chat
-from duplane.tools.replay.check import Check, Verdict
+from duplane.tools.golden_replay import chat
+from duplane.tools.golden_replay.check import Check, Verdict
 
 CHECKS = list(chat.checks(GOLDEN))
 

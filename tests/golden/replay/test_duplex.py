@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay import duplex
-from duplane.tools.replay.check import Check, Verdict
+from duplane.tools.golden_replay import duplex
+from duplane.tools.golden_replay.check import Check, Verdict
 
 CHECKS = list(duplex.checks(GOLDEN))
 SKIPPED = [check for check in CHECKS if check.verdict is Verdict.SKIPPED]

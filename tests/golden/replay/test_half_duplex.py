@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.paths import GOLDEN
 
-from duplane.tools.replay.audio import read_clip
-from duplane.tools.replay.half_duplex import ANSWER_END, HalfDuplex, TextWindow
+from duplane.tools.golden_replay.audio import read_clip
+from duplane.tools.golden_replay.half_duplex import ANSWER_END, HalfDuplex, TextWindow
 from duplane.worker.models.chat import ChatAudio, ChatOptions, ChatOutput, ChatPart
 from duplane.worker.models.minicpm_o.chat.prompt import answer_mark
 from duplane.worker.models.minicpm_o.model import DuplexModel

@@ -9,8 +9,8 @@ import torch
 from support.model.fake_cuda import DEVICE, elsewhere
 from support.paths import GOLDEN
 
-from duplane.tools.replay.run import PARTS, replay_traces
-from duplane.tools.replay.target import ReplayTarget
+from duplane.tools.golden_replay.run import PARTS, replay_traces
+from duplane.tools.golden_replay.target import ReplayTarget
 
 SESSION = "duplex_short_chunks"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay.check import Check, Verdict
-from duplane.tools.replay.token2wav import checks
+from duplane.tools.golden_replay.check import Check, Verdict
+from duplane.tools.golden_replay.token2wav import checks
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay import tts
-from duplane.tools.replay.check import Check, Verdict
+from duplane.tools.golden_replay import tts
+from duplane.tools.golden_replay.check import Check, Verdict
 
 CHECKS = list(tts.checks(GOLDEN))
 COMPARED = [check for check in CHECKS if check.verdict is not Verdict.SKIPPED]

@@ -4,8 +4,8 @@ import orjson
 import pytest
 from support.paths import GOLDEN
 
-from duplane.tools.replay import vision
-from duplane.tools.replay.check import Check, Verdict
+from duplane.tools.golden_replay import vision
+from duplane.tools.golden_replay.check import Check, Verdict
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 
 CHECKS = list(vision.checks(GOLDEN))

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from support.model.past_units import run_unit
 from support.paths import GOLDEN
 
-from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit

@@ -11,7 +11,7 @@ import pytest
 from support.model.past_units import RanUnit, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
-from duplane.tools.replay.audio import read_audio
+from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput

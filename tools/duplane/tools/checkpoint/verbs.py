@@ -114,8 +114,8 @@ def replay(
     cuda_graphs
         Capture short steps as CUDA graphs. Has an effect on cuda:N only.
     """
-    from duplane.tools.replay.run import PARTS, replay_traces
-    from duplane.tools.replay.target import ReplayTarget
+    from duplane.tools.golden_replay.run import PARTS, replay_traces
+    from duplane.tools.golden_replay.target import ReplayTarget
     from duplane.worker.models.torch_device import open_device
 
     try:

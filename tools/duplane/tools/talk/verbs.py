@@ -61,6 +61,6 @@ def replay(
         `recorded`: send each event at its recorded time. `answered`: send each event when the
         answers that preceded it in the recording have arrived.
     """
-    from duplane.tools.talk.recording import replay_recording
+    from duplane.tools.talk.replay import replay_recording
 
     return replay_recording(directory, url, is_paced=pace == "recorded")

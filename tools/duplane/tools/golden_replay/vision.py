@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplane.tools.replay.check import Check, compare, same, worst
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay.check import Check, compare, same, worst
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.encoder import Vision

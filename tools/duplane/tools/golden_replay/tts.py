@@ -11,8 +11,8 @@ import orjson
 import torch
 from torch import Tensor
 
-from duplane.tools.replay.check import Check, compare, same, worst
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay.check import Check, compare, same, worst
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.transfer import upload

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplane.tools.replay.check import Check, compare, same, worst
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay.check import Check, compare, same, worst
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.audio.clip import split_samples
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.audio.mel import HOP, MelStream

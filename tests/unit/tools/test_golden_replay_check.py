@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplane.tools.replay.check import Verdict, same_texts
+from duplane.tools.golden_replay.check import Verdict, same_texts
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from duplane.tools.replay import audio, chat, duplex, token2wav, tts, vision
-from duplane.tools.replay.check import Check, Verdict
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay import audio, chat, duplex, token2wav, tts, vision
+from duplane.tools.golden_replay.check import Check, Verdict
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o import precision
 
 Checks = Callable[[Path, ReplayTarget], Iterator[Check]]

@@ -13,11 +13,11 @@ import orjson
 import torch
 from numpy.typing import NDArray
 
-from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.tools.replay.check import Check, Verdict, compare, same, same_texts, skipped
-from duplane.tools.replay.half_duplex import HalfDuplex
-from duplane.tools.replay.recording import NO_VOICE, CountingVocoder, Recorder
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.check import Check, Verdict, compare, same, same_texts, skipped
+from duplane.tools.golden_replay.half_duplex import HalfDuplex
+from duplane.tools.golden_replay.recording import NO_VOICE, CountingVocoder, Recorder
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from support.tools.command import run_command
 
-from duplane.tools.replay.check import Check, Verdict, compare, same, skipped
-from duplane.tools.replay.run import replay_traces
-from duplane.tools.replay.target import ReplayTarget
+from duplane.tools.golden_replay.check import Check, Verdict, compare, same, skipped
+from duplane.tools.golden_replay.run import replay_traces
+from duplane.tools.golden_replay.target import ReplayTarget
 
 
 def good(golden: Path, target: ReplayTarget) -> Iterator[Check]:

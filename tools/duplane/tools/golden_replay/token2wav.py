@@ -17,8 +17,8 @@ import orjson
 import torch
 from numpy.typing import NDArray
 
-from duplane.tools.replay.check import Check, compare, same
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay.check import Check, compare, same
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk, VocoderOptions, VocoderVoice
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.minicpm_o.vocoder.voice import prompt_mel

@@ -13,16 +13,16 @@ import orjson
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.tools.replay.check import Check, Verdict, compare, differs, same, worst
-from duplane.tools.replay.recording import (
+from duplane.tools.golden_replay.audio import read_audio, read_clip
+from duplane.tools.golden_replay.check import Check, Verdict, compare, differs, same, worst
+from duplane.tools.golden_replay.recording import (
     NO_VOICE,
     CountingVocoder,
     RecordedUniforms,
     Recorder,
     SeenUnit,
 )
-from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (

@@ -27,7 +27,7 @@ from websockets.asyncio.client import ClientConnection
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.recording.storage import Meta, read_events, recordings, write_meta
 from duplane.fabric.v1 import session_pb2
-from duplane.tools.talk.recording import (
+from duplane.tools.talk.replay import (
     Outcome,
     ReplayError,
     Script,
