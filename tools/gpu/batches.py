@@ -1,4 +1,4 @@
-"""Second script: units of 1 to 64 conversations at full size, all listening or half speaking."""
+"""Units of 1 to 64 conversations at full size, all listening or half speaking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fourth script: compares, bit by bit, one conversation alone and the same one in a batch."""
+"""Compares, bit by bit, one conversation alone and the same one in a batch."""
 
 from __future__ import annotations
 

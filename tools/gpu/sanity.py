@@ -1,4 +1,4 @@
-"""First script: versions, precision, attention back ends, and the recorded traces in float32."""
+"""Versions, precision, attention back ends, and the recorded traces in float32."""
 
 from __future__ import annotations
 

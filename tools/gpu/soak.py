@@ -1,4 +1,4 @@
-"""Fifth script: runs a whole fabric for some minutes, with a conversation in every slot."""
+"""Runs a whole fabric for some minutes, with a conversation in every slot."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ SCRIPTS = ROOT / "tools" / "gpu"
 TABLES = {
     "sanity": {"peaks", "settings of torch", "attention of one layer, ms"},
     "batches": {"units, ms; contexts of 50 to 200 rows"},
-    "passes": {"decoder pass, ms", "talker, a second of speech, ms", "two streams, ms"},
     "bitwise": {"units equal to those of the same conversation alone in slot 0"},
     "soak": {"2 sessions of one unit per second; ms from unit to answer"},
 }

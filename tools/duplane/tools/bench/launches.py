@@ -24,7 +24,7 @@ from duplane.tools.bench.model import (
     model_directory,
     run_units,
 )
-from duplane.tools.bench.options import ModelBench
+from duplane.tools.bench.options import LaunchBench
 from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
 from duplane.worker.models.minicpm_o.model import DuplexModel
@@ -116,9 +116,9 @@ def scattered(count: int, slot_count: int) -> list[int]:
     return sorted(random.Random(0).sample(range(slot_count), count))
 
 
-def bench_launches(bench: ModelBench) -> None:
+def bench_launches(bench: LaunchBench) -> None:
     """Load a model, count its launches and print them. Raises `CheckpointError` and ValueError."""
-    torch.set_num_threads(bench.threads)
+    torch.set_num_threads(1)
     with model_directory(bench) as directory:
         model = load_gathering(directory, 2 * max(bench.slots))
     watch = StageWatch(model, torch.device("cpu"))

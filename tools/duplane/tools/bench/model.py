@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from duplane.tools.bench.host_waits import SyncCount
-from duplane.tools.bench.options import ModelBench
+from duplane.tools.bench.options import ModelBench, Weights
 from duplane.tools.bench.peaks import Peaks, measure_peaks, synchronize
 from duplane.tools.bench.report import percentile, show
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
@@ -110,7 +110,7 @@ def held_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def model_directory(bench: ModelBench) -> Generator[Path, None, None]:
+def model_directory(bench: Weights) -> Generator[Path, None, None]:
     """Yield the checkpoint to measure; random weights are removed at the end."""
     if bench.checkpoint is not None:
         yield bench.checkpoint

@@ -1,4 +1,4 @@
-"""Flags of `duplane bench fabric`, `leases` and `model`."""
+"""Flags of `duplane bench fabric`, `leases`, `model`, `launches` and `rebuild`."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ class FabricBench:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ModelBench:
-    """Flags of `duplane bench model`. Raises ValueError naming the setting."""
+class Weights:
+    """Flags that choose the model of a measurement."""
 
     checkpoint: ExistingDirectory | None = None
     """Checkpoint directory. Default: random weights."""
@@ -166,6 +166,41 @@ class ModelBench:
     """Released model whose dimensions the random weights have."""
     scale: float = 0.1
     """Factor of all widths and numbers of layers of random weights; 1 is full size."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LaunchBench(Weights):
+    """Flags of `duplane bench launches`."""
+
+    slots: Counts = (1, 8, 64)
+    """Numbers of conversations, separated by commas; each number is counted in neighbouring and in
+    scattered slots."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RebuildBench(Weights):
+    """Flags of `duplane bench rebuild`. Raises ValueError naming the setting."""
+
+    units: Counts = (60, 300, 500)
+    """Numbers of past units, separated by commas. Half of the units listen, half speak."""
+    device: str = "cpu"
+    """Device of the model: cpu or cuda:N."""
+    dtype: DtypeOrAuto = "auto"
+    """Type of the model's numbers, as for a worker."""
+    threads: PositiveInt = 1
+    """CPU threads of the model."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ModelBench(Weights):
+    """Flags of `duplane bench model`. Raises ValueError naming the setting."""
+
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
     dtype: DtypeOrAuto = "auto"

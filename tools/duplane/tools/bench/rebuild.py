@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from duplane.tools.bench.model import PROMPT_ROWS, UNIT_ROWS, model_directory, run_units
-from duplane.tools.bench.options import ModelBench
+from duplane.tools.bench.options import RebuildBench
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.report import show
 from duplane.worker.models.minicpm_o.dtype import choose_dtype
@@ -38,13 +38,13 @@ class _Figures:
     stage_s: dict[str, float]
 
 
-def bench_rebuild(bench: ModelBench, counts: Sequence[int]) -> None:
-    """Run a conversation, rebuild it after each of `counts` units, and print a table.
+def bench_rebuild(bench: RebuildBench) -> None:
+    """Run a conversation, rebuild it after each number of units, and print a table.
 
     Raises `CheckpointError`, ValueError, and `StartError` for a device that cannot be used.
     """
     torch.set_num_threads(bench.threads)
-    device, most = open_device(bench.device), max(counts)
+    device, most = open_device(bench.device), max(bench.units)
     with model_directory(bench) as directory:
         model = DuplexModel.load(
             directory,
@@ -52,13 +52,12 @@ def bench_rebuild(bench: ModelBench, counts: Sequence[int]) -> None:
             context_capacity=PROMPT_ROWS + most * UNIT_ROWS,
             device=bench.device,
             dtype=choose_dtype(bench.dtype, directory, device),
-            cuda_graphs=bench.cuda_graphs,
         )
     options = ConversationOptions(seed=0, force_listen_count=0)
     past, lived_s = _live(model, options, most, device)
     _rebuild(model, options, past[:TURN_UNITS], device)  # warms up
     rows: list[tuple[str, ...]] = []
-    for count in counts:
+    for count in bench.units:
         found = _rebuild(model, options, past[:count], device)
         rows.append(
             (

@@ -8,14 +8,17 @@ from collections.abc import Coroutine
 from typing import Any
 
 from cyclopts import App
-from cyclopts.types import ExistingDirectory
 
 from duplane.fabric import process
 from duplane.fabric.monitoring.logs import configure_logging
-from duplane.fabric.settings import PositiveInt
-from duplane.tools.bench.options import Counts, FabricBench, LeaseBench, ModelBench
+from duplane.tools.bench.options import (
+    FabricBench,
+    LaunchBench,
+    LeaseBench,
+    ModelBench,
+    RebuildBench,
+)
 from duplane.tools.command import UsageError, app
-from duplane.worker.settings import DtypeOrAuto
 
 bench = App(name="bench", help="Measure the hot paths and print tables.")
 app.command(bench)
@@ -95,82 +98,27 @@ def model(options: ModelBench = ModelBench()) -> None:
 
 
 @bench.command
-def launches(
-    *,
-    slots: Counts = (1, 8, 64),
-    checkpoint: ExistingDirectory | None = None,
-    like: str = "minicpm-o-4.5",
-    scale: float = 0.1,
-) -> None:
+def launches(options: LaunchBench = LaunchBench()) -> None:
     """Count the kernels that each stage of the model launches, for some numbers of conversations.
 
     Runs on the CPU, and counts the operations that a GPU would run one by one.
-
-    Parameters
-    ----------
-    slots
-        Numbers of conversations, separated by commas; each number is counted in neighbouring and
-        in scattered slots.
-    checkpoint
-        Checkpoint directory. Default: random weights.
-    like
-        Released model whose dimensions the random weights have.
-    scale
-        Factor of all widths and numbers of layers of random weights; 1 is full size.
     """
     from duplane.tools.bench.launches import bench_launches
     from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     try:
-        bench_launches(ModelBench(slots=slots, checkpoint=checkpoint, like=like, scale=scale))
+        bench_launches(options)
     except (CheckpointError, ValueError) as error:
         raise UsageError(str(error)) from None
 
 
 @bench.command
-def rebuild(
-    *,
-    units: Counts = (60, 300, 500),
-    checkpoint: ExistingDirectory | None = None,
-    like: str = "minicpm-o-4.5",
-    scale: float = 0.1,
-    device: str = "cpu",
-    dtype: DtypeOrAuto = "auto",
-    threads: PositiveInt = 1,
-) -> None:
-    """Measure the time to rebuild a conversation from its past units, by stage.
-
-    Parameters
-    ----------
-    units
-        Numbers of past units, separated by commas. Half of the units listen, half speak.
-    checkpoint
-        Checkpoint directory. Default: random weights.
-    like
-        Released model whose dimensions the random weights have.
-    scale
-        Factor of all widths and numbers of layers of random weights; 1 is full size.
-    device
-        Device of the model: cpu or cuda:N.
-    dtype
-        Type of the model's numbers, as for a worker.
-    threads
-        CPU threads of the model.
-    """
+def rebuild(options: RebuildBench = RebuildBench()) -> None:
+    """Measure the time to rebuild a conversation from its past units, by stage."""
     from duplane.tools.bench.rebuild import bench_rebuild
     from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     try:
-        bench_rebuild(
-            ModelBench(
-                checkpoint=checkpoint,
-                like=like,
-                scale=scale,
-                device=device,
-                dtype=dtype,
-                threads=threads,
-            ),
-            units,
-        )
+        bench_rebuild(options)
     except (CheckpointError, ValueError, process.StartError) as error:
         raise UsageError(str(error)) from None
