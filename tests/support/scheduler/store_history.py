@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from support.clock import Clock
+
 from duplane.scheduler.etcd.client import EtcdClient, NoAnswerError
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.base import (
@@ -27,13 +29,6 @@ CLAIM_TIMEOUT_S = 5.0
 SlotKey = tuple[str, int]
 
 
-class Clock:
-    now = 36_077.123
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def slot_key(grant: Grant) -> SlotKey:
     return grant.claims.worker_id, grant.claims.slot
 
@@ -51,10 +46,10 @@ class Grants:
         if number not in self._seen_at:
             assert number > self._highest.get(key, 0), "a fencing number fell"
             self._highest[key] = number
-            self._seen_at[number] = self._clock.now
+            self._seen_at[number] = self._clock.now_s
 
     def age_s(self, grant: Grant) -> float:
-        return self._clock.now - self._seen_at[grant.claims.fencing_number]
+        return self._clock.now_s - self._seen_at[grant.claims.fencing_number]
 
 
 class View:

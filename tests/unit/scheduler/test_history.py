@@ -19,8 +19,9 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from support.clock import Clock
 from support.scheduler.scheduler_harness import AUDIO, BROKEN, CLEANING, FREE, OCCUPIED
-from support.scheduler.store_history import CLAIM_TIMEOUT_S, Clock, slot_key
+from support.scheduler.store_history import CLAIM_TIMEOUT_S, slot_key
 from support.scheduler.worker_process import SLOTS, WorkerProcess
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
@@ -109,7 +110,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                     self.void.append(grant)
                 if end is GrantEnd.EXPIRED:
                     assert (
-                        self.clock.now - self.granted_at[grant.claims.fencing_number]
+                        self.clock.now_s - self.granted_at[grant.claims.fencing_number]
                         >= CLAIM_TIMEOUT_S
                     )
                     assert not grant.is_claimed
@@ -139,7 +140,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         elif grant.ticket:
             assert grant.claims.fencing_number > self.highest.get(key, 0), "a fencing number fell"
             self.highest[key] = grant.claims.fencing_number
-            self.granted_at[grant.claims.fencing_number] = self.clock.now
+            self.granted_at[grant.claims.fencing_number] = self.clock.now_s
             pool = grant.ticket.request.pool
             ahead = [
                 order
@@ -336,14 +337,14 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 6))
     def wait(self, seconds: int) -> None:
-        self.clock.now += seconds
+        self.clock.now_s += seconds
         left_s = self.store.expire()
         assert left_s is None or 0 < left_s <= CLAIM_TIMEOUT_S
         overdue = [
             grant
             for grant in self.live.values()
             if not grant.is_claimed
-            and self.clock.now - self.granted_at[grant.claims.fencing_number] >= CLAIM_TIMEOUT_S
+            and self.clock.now_s - self.granted_at[grant.claims.fencing_number] >= CLAIM_TIMEOUT_S
         ]
         assert not overdue
 

@@ -22,8 +22,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.clock import Clock
 from support.scheduler.scheduler_harness import AUDIO, FREE, register_message
-from support.scheduler.store_history import CLAIM_TIMEOUT_S, Clock, Grants, Replica, slot_key
+from support.scheduler.store_history import CLAIM_TIMEOUT_S, Grants, Replica, slot_key
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
@@ -303,7 +304,7 @@ class StoreLaws(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 6))
     def wait(self, seconds: int) -> None:
-        self.clock.now += seconds
+        self.clock.now_s += seconds
         for replica in self.replicas:
             self.do(replica.expire())
 

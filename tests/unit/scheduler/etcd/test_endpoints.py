@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
+from support.clock import Clock
+
 from duplane.scheduler.etcd.endpoints import Endpoints
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def test_calls_stay_with_the_member_that_answers() -> None:
@@ -28,13 +23,13 @@ async def test_failed_member_is_avoided_for_longer_with_each_failure() -> None:
     for pause_s in (0.5, 1.0, 2.0, 4.0, 5.0, 5.0):
         endpoints.note_failure(first)
         assert endpoints.pick() is not first
-        clock.now += pause_s - 0.01
+        clock.now_s += pause_s - 0.01
         assert endpoints.pick() is not first
-        clock.now += 0.02
+        clock.now_s += 0.02
         assert endpoints.pick() is first
     endpoints.note_answer(first)
     endpoints.note_failure(first)
-    clock.now += 0.51
+    clock.now_s += 0.51
     assert endpoints.pick() is first
 
 

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from support.clock import Clock
 
 from duplane.worker.models.minicpm_o import stopwatch
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 
 
 @dataclass
-class Clock:
+class DeviceClock(Clock):
     """The host's time, and the device's queue of work, which runs in order."""
 
-    now_s: float = 100.0
     device_free_s: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
     def launch(self, seconds: float) -> None:
         """Queue work that keeps the device busy for `seconds`."""
@@ -31,8 +28,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
+    clock = DeviceClock()
 
     class Event:
         """An event of the stream, reached when the work queued before the event is done."""
@@ -58,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_parts_of_a_stage_add_up_on_a_cpu(clock: Clock) -> None:
+def test_parts_of_a_stage_add_up_on_a_cpu(clock: DeviceClock) -> None:
     watch = Stopwatch(torch.device("cpu"))
     for stage, seconds in (("flow", 1.0), ("HiFT", 2.0), ("flow", 3.0)):
         clock.now_s += seconds
@@ -68,7 +65,7 @@ def test_parts_of_a_stage_add_up_on_a_cpu(clock: Clock) -> None:
     assert watch.seconds("HiFT") == {"flow": 4.0, "HiFT": 2.5}
 
 
-def test_work_of_the_device_counts_for_the_stage_that_queued_it(clock: Clock) -> None:
+def test_work_of_the_device_counts_for_the_stage_that_queued_it(clock: DeviceClock) -> None:
     watch = Stopwatch(torch.device("cuda"))
     for stage, seconds in (("audio", 1.0), ("prefill", 2.0), ("decode", 0.25)):
         clock.now_s += 0.125
@@ -79,7 +76,7 @@ def test_work_of_the_device_counts_for_the_stage_that_queued_it(clock: Clock) ->
     assert watch.seconds("decode") == {"audio": 1.125, "prefill": 2.0, "decode": 0.25}
 
 
-def test_a_stage_that_the_device_has_not_finished_lasts_until_now(clock: Clock) -> None:
+def test_a_stage_that_the_device_has_not_finished_lasts_until_now(clock: DeviceClock) -> None:
     watch = Stopwatch(torch.device("cuda"))
     clock.launch(1.0)
     watch.lap("audio")
@@ -90,7 +87,7 @@ def test_a_stage_that_the_device_has_not_finished_lasts_until_now(clock: Clock) 
 
 
 def test_a_stage_in_which_the_host_waits_for_earlier_batches_includes_the_wait(
-    clock: Clock,
+    clock: DeviceClock,
 ) -> None:
     clock.launch(4.0)
     watch = Stopwatch(torch.device("cuda"))
