@@ -40,8 +40,8 @@ from duplane.scheduler.store.etcd.records import (
 from duplane.scheduler.store.etcd.store import EtcdStore
 
 KEYS = Keys("/duplane/")
-WORKER_COUNT, SLOT_COUNT, TICKET_COUNT = 400, 8, 1200
-KEY_COUNT = WORKER_COUNT * (2 + 2 * SLOT_COUNT) + 2 * TICKET_COUNT  # about 10,000
+WORKER_COUNT, SLOT_COUNT, TICKET_COUNT = 80, 8, 240
+KEY_COUNT = WORKER_COUNT * (2 + 2 * SLOT_COUNT) + 2 * TICKET_COUNT  # about 2,000; a portion has 64
 LEASE = 4711
 SETTLED_S = 30.0
 
