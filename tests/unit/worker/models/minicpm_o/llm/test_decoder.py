@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
@@ -46,6 +45,9 @@ def run(decoder: Decoder, counts: list[tuple[int, int]], rows: Tensor) -> Tensor
 
 @pytest.mark.parametrize("config", [QWEN, LLAMA])
 def test_it_computes_what_the_published_architecture_computes(config: DecoderConfig) -> None:
+    # Only this test needs them, and they import a thousand modules.
+    from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+
     dims: dict[str, Any] = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.model.voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voice_networks
 from support.test_checkpoint.build import build_test_checkpoint
-from transformers import WhisperFeatureExtractor
 
 from duplane.worker.models.chat import (
     ChatMessage,
@@ -97,6 +96,8 @@ def test_a_long_clip_is_cut(networks: VoiceNetworks) -> None:
 def test_the_input_of_the_tokenizer_is_the_unpadded_log_mel_of_whisper(
     networks: VoiceNetworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers import WhisperFeatureExtractor  # imports a thousand modules
+
     seen: list[np.ndarray] = []
     monkeypatch.setattr(
         "duplane.worker.models.minicpm_o.vocoder.voice._run",
