@@ -40,8 +40,8 @@ Names = Annotated[tuple[str, ...], Parameter(converter=_split, n_tokens=1, negat
 def check_bounds(settings: object) -> None:
     """Check the bounds of every number of a settings dataclass. Its `__post_init__` calls this.
 
-    Raises ValueError with a message that begins with the name of the field. NaN is outside every
-    bound.
+    Raises ValueError with a message that begins with the name of the field. If the flag of the
+    field has another name, the message has it, too. NaN is outside every bound.
     """
     for name, bounds in _bounds_of(type(settings)):
         value = getattr(settings, name)
@@ -49,7 +49,13 @@ def check_bounds(settings: object) -> None:
             continue
         for bound in bounds:
             if problem := _problem(bound, value):
-                raise ValueError(f"{name} is {value}, must {problem}")
+                raise ValueError(f"{name} is {value}, must {problem}{_flag(bounds)}")
+
+
+def _flag(metadata: Sequence[object]) -> str:
+    """Return the flag that a `Parameter` names, in brackets; empty if none does."""
+    names = (name for each in metadata if isinstance(each, Parameter) for name in each.name or ())
+    return next((f" (flag {name})" for name in names), "")
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -18,11 +19,14 @@ def restored_logging() -> Iterator[None]:
     ours = logging.getLogger("duplane")
     levels = (root.level, ours.level)
     handlers = list(root.handlers)
+    hook = sys.excepthook
     signals = {number: signal.getsignal(number) for number in LEVEL_SIGNALS}
     try:
         yield
     finally:
         root.handlers[:] = handlers
+        logging.captureWarnings(False)
+        sys.excepthook = hook
         root.setLevel(levels[0])
         ours.setLevel(levels[1])
         if threading.current_thread() is threading.main_thread():

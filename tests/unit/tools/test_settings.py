@@ -274,3 +274,17 @@ def test_up_validates_the_settings_of_every_process_before_it_starts_one(tmp_pat
     code, output = run_command("up", "--port", "0", "--config", file)
     assert code == 2
     assert "ticket_limit" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("up", "--slots", "0"), "slot_count is 0, must be above 0 (flag --slots)"),
+        (("up", "--workers", "0"), "worker_count is 0, must be above 0 (flag --workers)"),
+        (("up", "--metrics-port", "0"), "metrics_port is 0, must not be below 1"),
+    ],
+)
+def test_error_names_the_flag_if_its_name_is_not_that_of_the_setting(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    assert run_command(*arguments) == (2, f"duplane: {message}\n")

@@ -18,6 +18,8 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict, Env
 from cyclopts.types import ExistingFile
 
+from duplane.fabric.monitoring.logs import report_failure
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 _EXTRA_OF = {  # imported package -> the extra of duplane that installs it
@@ -124,13 +126,13 @@ def run_app(owner: App, arguments: Sequence[str]) -> int:
     try:
         return _run(owner, arguments)
     except CommandError as error:
-        sys.stderr.write(f"duplane: {error}\n")
+        report_failure(str(error))
         return error.exit_code
     except ModuleNotFoundError as missing:
         extra = _EXTRA_OF.get((missing.name or "").partition(".")[0])
         if extra is None:
             raise
-        sys.stderr.write(f"duplane: {missing.name} is not installed; install duplane[{extra}]\n")
+        report_failure(f"{missing.name} is not installed; install duplane[{extra}]")
         return EXIT_FAILED
 
 

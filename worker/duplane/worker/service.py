@@ -29,6 +29,7 @@ from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import Device, DeviceLostError, LoadError, ModelConstants
 from duplane.worker.session.servicer import SessionServicer
 from duplane.worker.settings import WorkerSettings
+from duplane.worker.start_check import check_start
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +49,12 @@ async def serve(
     """Run one worker until `shutdown` asks to drain and all sessions have ended.
 
     `device` replaces the device that the settings name. If this coroutine is cancelled, the
-    sessions end immediately. Raises FatalError if the device is lost.
+    sessions end immediately. Raises StartError if the model cannot be loaded, and FatalError if the
+    device is lost.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    if device is None:
+        check_start(settings)
     try:
         device = device or open_device(settings)
     except LoadError as error:

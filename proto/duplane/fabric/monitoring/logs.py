@@ -12,12 +12,14 @@ import sys
 from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from types import FrameType
+from types import FrameType, TracebackType
 
 import orjson
 
 from duplane.fabric.settings import LogFormat
 from duplane.fabric.v1.trace_pb2 import TraceContext
+
+_log = logging.getLogger(__name__)
 
 LEVEL_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # set DEBUG, and set the level of the settings
 
@@ -35,6 +37,9 @@ def configure_logging(role: str, level: str = "INFO", log_format: LogFormat = "t
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(role) if log_format == "json" else _TextFormatter(role))
     logging.basicConfig(handlers=[handler], force=True)
+    if log_format == "json":  # nothing else may write to stderr
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
     _set_level(level)
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -42,6 +47,21 @@ def configure_logging(role: str, level: str = "INFO", log_format: LogFormat = "t
 
     for number in LEVEL_SIGNALS:
         signal.signal(number, on_signal)
+
+
+def report_failure(message: str) -> None:
+    """Write to stderr why the process ends: as a log line if the log is JSON, else as text."""
+    if any(isinstance(each.formatter, _JsonFormatter) for each in logging.getLogger().handlers):
+        _log.critical("%s", message)
+    else:
+        sys.stderr.write(f"duplane: {message}\n")
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        _log.critical("uncaught error", exc_info=(kind, error, traceback))
 
 
 def _set_level(level: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.monitoring.log_state import restored_logging
 from support.time_limits import WITHIN_S
 
-from duplane.fabric.monitoring.logs import configure_logging, logged_ids
+from duplane.fabric.monitoring.logs import configure_logging, logged_ids, report_failure
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
@@ -130,6 +130,36 @@ configure_logging("edge", "ERROR")
 logging.getLogger("duplane.test").error("ready")
 sys.exit(process.run(main))
 """
+
+
+UNCAUGHT = """
+import warnings
+from duplane.fabric.monitoring.logs import configure_logging, report_failure
+configure_logging("edge", "INFO", "json")
+warnings.warn("careful")
+report_failure("no room")
+raise KeyError("lost")
+"""
+
+
+def test_process_with_json_logs_writes_nothing_else_to_stderr() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=False
+    )
+    lines = [orjson.loads(line) for line in ran.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["WARNING", "CRITICAL", "CRITICAL"]
+    assert "careful" in lines[0]["message"]
+    assert lines[1]["message"] == "no room"
+    assert "KeyError: 'lost'" in lines[2]["exception"]
+    assert (ran.returncode, ran.stdout) == (1, "")
+
+
+def test_failure_of_a_process_with_text_logs_is_one_plain_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("edge")
+    report_failure("no room")
+    assert capsys.readouterr().err == "duplane: no room\n"
 
 
 def test_signals_change_the_level_of_a_running_process() -> None:

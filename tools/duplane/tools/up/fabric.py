@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +28,7 @@ from duplane.tools.up.temporary import temporary_directory
 from duplane.tools.up.tracing import traced
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.settings import Checkpoint, DtypeOrAuto
+from duplane.worker.start_check import check_start
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class UpSettings:
     """Lowest level that the processes log. SIGUSR1 changes it to DEBUG while they run, SIGUSR2
     changes it back."""
     log_format: LogFormat = "text"
-    """Format of log lines: text, or JSON with one object per line."""
+    """Format of log lines: text, or JSON with one object per line. With JSON, the lines that are
+    else on stdout (addresses, the report of --trace) are log lines, too."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -138,26 +140,35 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     assert start is not None
     interrupt = asyncio.create_task(_cancel_at_signal(start, shutdown))
     is_traced = settings.trace or settings.trace_out is not None
-    async with traced(is_traced, settings.trace_out), running(settings) as fabric:
+    show = _show_json if settings.log_format == "json" else _show_text
+    async with traced(is_traced, settings.trace_out, show), running(settings) as fabric:
         interrupt.cancel()
         note = f"; {fabric.note}" if fabric.note else ""
         s = "s" if settings.tls_cert else ""
-        sys.stdout.write(
+        show(
             f"duplane is ready: ws{s}://{fabric.edge}/v1/realtime?mode=audio"
             f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
             f" ({fabric.slot_count} slots{note})\n"
         )
         if fabric.metrics:
             urls = " ".join(f"http://{address}/metrics" for address in fabric.metrics)
-            sys.stdout.write(f"metrics of edge, scheduler and workers: {urls}\n")
+            show(f"metrics of edge, scheduler and workers: {urls}\n")
         url = f" --url ws{s}://{fabric.edge}" if settings != UpSettings() else ""
-        sys.stdout.write(f"in another shell, try: {_command()} talk{url}\n")
-        sys.stdout.flush()
+        show(f"in another shell, try: {_command()} talk{url}\n")
         _pass_on_level_signals(fabric.roles)
         await shutdown.wait()
         _log.info("draining: running sessions may end; Ctrl-C again stops at once")
         for role in fabric.roles:
             await role.drain()
+
+
+def _show_text(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _show_json(text: str) -> None:
+    _log.info("%s", text.rstrip("\n"))
 
 
 def _pass_on_level_signals(roles: Sequence[Role]) -> None:
@@ -221,6 +232,8 @@ async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
         metrics = [Address("127.0.0.1", port) for port in metrics_ports(settings)]
         for listened in (address, *metrics):
             _check_port(listened)
+        for device in settings.devices or (worker_settings.device,):
+            check_start(replace(worker_settings, device=device), is_built=not is_random)
         if is_random:
             await _build_checkpoint(worker_settings.checkpoint)
 

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from duplane.fabric import process
@@ -16,16 +16,19 @@ from duplane.fabric import process
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
+_ALIVE = f"{process.ALIVE}\n".encode()  # the receiver writes it each second, as each process does
 _ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 @contextlib.asynccontextmanager
-async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
+async def traced(
+    is_traced: bool, out: Path | None, show: Callable[[str], None]
+) -> AsyncGenerator[None]:
     """Receive the spans of the processes that start in the body of the `with`.
 
-    At the end, print where the time of each unit went. The receiver is a separate process, because
-    it uses gRPC: a process that uses gRPC should not start others, and this process has to start
-    them. Raises StartError.
+    At the end, `show` where the time of each unit went, also if the body is cancelled. The receiver
+    is a separate process, because it uses gRPC: a process that uses gRPC should not start others,
+    and this process has to start them. Raises StartError.
     """
     if not is_traced:
         yield
@@ -40,9 +43,12 @@ async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
     )
     try:
         os.environ.update(await _exporter_settings(receiver))
-        yield
-        sys.stdout.write(await _report(receiver))
-        sys.stdout.flush()
+        try:
+            yield
+        except asyncio.CancelledError:  # the user does not wait for the drain, but for the report
+            show(await _report(receiver))
+            raise
+        show(await _report(receiver))
     finally:
         if receiver.returncode is None:
             receiver.kill()
@@ -58,7 +64,7 @@ async def _report(receiver: asyncio.subprocess.Process) -> str:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             # `communicate` would close stdin, and the receiver would end as if this process had
             # died.
-            report = await receiver.stdout.read()
+            report = (await receiver.stdout.read()).replace(_ALIVE, b"")
             await receiver.wait()
     if not report:
         _log.error("there is no report of spans: their receiver has failed or is too slow")
@@ -70,10 +76,11 @@ async def _exporter_settings(receiver: asyncio.subprocess.Process) -> dict[str, 
     assert receiver.stdout
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):
-            line = (await receiver.stdout.readline()).decode()
+            while (line := await receiver.stdout.readline()) == _ALIVE:
+                pass
     except TimeoutError:
-        line = ""
-    _, _, address = line.strip().partition(f"{_ENDPOINT}=")
+        line = b""
+    _, _, address = line.decode().strip().partition(f"{_ENDPOINT}=")
     if not address:
         raise process.StartError("the receiver of spans does not start")
     return {
