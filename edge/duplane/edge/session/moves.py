@@ -128,8 +128,11 @@ class Moves:
         self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
         self._lateness = _Lateness()
 
-    def _fire(self, event: MoveEvent) -> None:
-        self.phase = after(self.phase, event)
+    def _fire(self, event: MoveEvent) -> MovePhase:
+        """Change the phase, before any other change. Return the former phase."""
+        before = self.phase
+        self.phase = after(before, event)
+        return before
 
     def is_next(self, slot: Slot) -> bool:
         """Return whether the session moves to this slot."""
@@ -162,9 +165,9 @@ class Moves:
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> None:
         """Record that the first worker has opened the conversation, and begin the journal."""
+        self._fire(MoveEvent.OPENED)
         if self.journal.opening:
             self.journal.open(self.journal.opening, opened)
-        self._fire(MoveEvent.OPENED)
         if not self.journal.is_whole:
             self._fix(now)
         elif self.present.is_draining:
@@ -249,20 +252,18 @@ class Moves:
 
         Call this only if `can_leave`. Returns a unit that is given up, if there is one.
         """
+        before = self._fire(MoveEvent.NEXT_LOST if self.phase in LOST else MoveEvent.LOST)
         if cause is not MoveCause.OTHER_MODEL:
             self._lost_s.append(now.monotonic_s)
-        if self.phase in LOST:
+        if before in LOST:
             silent_since = self.attempt.silent_since
-            self._end_attempt(MoveOutcome.FAILED, now)
-            self._fire(MoveEvent.NEXT_LOST)
+            self._end_attempt(before, MoveOutcome.FAILED, now)
             self._begin(cause, self.attempt)
             self.attempt.silent_since = silent_since
             return None
         if cause is MoveCause.WORKER_LOST:
             self._effects.append(ReportUnreachable(self.present.granted))
-        was_settled = self.phase is MovePhase.SETTLED
-        self._fire(MoveEvent.LOST)
-        if was_settled:
+        if before is MovePhase.SETTLED:
             self._begin(cause)
         self.attempt.cause = cause
         self.attempt.silent_since = self.attempt.silent_since or now
@@ -390,7 +391,7 @@ class Moves:
 
         Returns a unit that is given up, if there is one.
         """
-        was_lost = self.phase in LOST
+        was_lost = self._fire(MoveEvent.REBUILT) in LOST
         former = self.present
         self.present = self.attempt.slot
         self._effects.append(ReturnPermit(self._continuity.permits, self.present))
@@ -398,7 +399,6 @@ class Moves:
         if not was_lost and self.attempt.cause is MoveCause.OVERDUE:
             self._effects.append(Cancel(former))
         self._record_end(MoveOutcome.MOVED, now)
-        self._fire(MoveEvent.REBUILT)
         given_up = None if was_lost else self._take_back()
         if self.present.is_draining:
             self.drains()
@@ -435,9 +435,9 @@ class Moves:
 
     def close(self, now: Moment) -> None:
         """End the conversation: the next slot is given back, and the journal is deleted."""
-        if self.phase in MOVING:
-            self._end_attempt(MoveOutcome.FAILED, now)
-        self._fire(MoveEvent.CLOSED)
+        before = self._fire(MoveEvent.CLOSED)
+        if before in MOVING:
+            self._end_attempt(before, MoveOutcome.FAILED, now)
         self.journal.drop()
 
     # --- attempts ---
@@ -468,27 +468,27 @@ class Moves:
 
     def _stay(self, event: MoveEvent, outcome: MoveOutcome, now: Moment) -> None:
         """End the attempt and stay at the present worker. If it drains, begin another attempt."""
-        self._end_attempt(outcome, now)
-        self._fire(event)
+        before = self._fire(event)
+        self._end_attempt(before, outcome, now)
         if self.present.is_draining:
             self._fire(MoveEvent.DRAINS)
             self._begin(MoveCause.DRAIN, self.attempt)
 
     def _fix(self, now: Moment) -> None:
         """End the attempt, if there is one, because the journal was given up."""
-        if self.phase in PREPARING:
-            self._end_attempt(MoveOutcome.FAILED, now)
-        self._fire(MoveEvent.GIVEN_UP)
+        before = self._fire(MoveEvent.GIVEN_UP)
+        if before in PREPARING:
+            self._end_attempt(before, MoveOutcome.FAILED, now)
         self.journal.drop()
 
-    def _end_attempt(self, outcome: MoveOutcome, now: Moment) -> None:
-        """Give the next slot back."""
+    def _end_attempt(self, before: MovePhase, outcome: MoveOutcome, now: Moment) -> None:
+        """Give the next slot back. `before` is the phase in which the attempt has ended."""
         slot = self.attempt.slot
         self._record_end(outcome, now)
-        if self.phase in CLAIMED:
+        if before in CLAIMED:
             self._effects.append(ReturnPermit(self._continuity.permits, slot))
         self._effects.append(Cancel(slot))
-        if self.phase in HELD:  # units have waited, and a worker drops units that come too fast
+        if before in HELD:  # units have waited, and a worker drops units that come too fast
             self.queue.is_catching_up = True
 
     def _record_end(self, outcome: MoveOutcome, now: Moment) -> None:
