@@ -13,7 +13,9 @@ from support.protocols.transcripts import all_transcripts
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.close import CloseReason
+from duplane.edge.session.move_table import TRANSITIONS, MoveEvent, MovePhase
 from pages.events import FOLDER, events
+from pages.moves import EVENTS, PHASES
 from pages.protocol_examples import CLIENT, client_event, server_events
 from pages.protocols import DIALECTS, ends_of, protocol_page
 
@@ -31,6 +33,16 @@ def test_page_names_every_event_and_code() -> None:
             assert f"`{kind}`" in page
     for code in ErrorCode:
         assert f"`{code}`" in page
+
+
+def test_page_names_every_phase_and_event_of_a_move() -> None:
+    assert set(PHASES) == set(MovePhase)
+    assert set(EVENTS) == set(MoveEvent)
+    page = protocol_page()
+    for (phase, event), after in TRANSITIONS.items():
+        begin = f"| {phase.name} | {PHASES[phase]} |"
+        (row,) = (line for line in page.splitlines() if line.startswith(begin))
+        assert f"{event.name} **{after.name}**" in row
 
 
 def test_every_end_of_a_transcript_is_one_that_the_page_names() -> None:

@@ -40,6 +40,7 @@ from duplane.edge.transport.websocket import SUBPROTOCOLS
 from duplane.fabric.bounds import CHAT_CONFIG, DUPLEX_CONFIG
 from duplane.tools.servers import edge
 from pages.events import Event, events, is_part
+from pages.moves import move_section
 from pages.protocol_examples import CLIENT, client_event, server_events, shortened
 from pages.protocol_texts import CODES, ENDS, HEAD, NOTES, PHASES, SUBPROTOCOL_RULE
 from pages.settings import settings_of
@@ -66,7 +67,7 @@ _NOW = Moment(0.0, 0)
 def protocol_page() -> str:
     """Return the page."""
     lines = [HEAD, *_phases(), *_places(), *_dialects(), *_settings(), *_codes(), *_limits()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *move_section()])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
