@@ -20,7 +20,7 @@ TORCH ?= cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics golden fuzz simulate bench train evaluate clean
+	settings metrics golden fuzz simulate bench delta-path train evaluate clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ fuzz: $(INSTALLED) ## send mutated messages to the edge: MINUTES=5 SEED=1
 
 simulate: $(INSTALLED) ## simulate scheduler, workers and callers with faults: SEEDS=1000, or SEED=7
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+delta-path: $(INSTALLED) ## list the functions of the edge that a speaking delta passes
+	PYTHONPATH=tests $(BIN)/python -m support.edge.delta_path
 
 bench: $(INSTALLED) ## measure the hot paths
 	$(BIN)/duplane bench codec

@@ -2,7 +2,7 @@
 
 `make delta-path` runs a session of dialect C against a scripted fabric in one process. It records
 each named function of `duplane.edge` that is called after the read of the delta from the worker's
-stream, up to the write to the client's socket.
+stream, up to and including the function that writes to the client's socket.
 """
 
 from __future__ import annotations

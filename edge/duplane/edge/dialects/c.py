@@ -33,7 +33,7 @@ from duplane.edge.dialects.dialect import (
     with_optional_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
-from duplane.edge.dialects.unit_metrics import metrics
+from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, stage_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
 from duplane.edge.payload.model_settings import read_duplex_config
@@ -51,7 +51,6 @@ DIAGNOSTIC = "client_diagnostic"
 
 DEFAULT_PROMPT = "You are a helpful assistant."
 DEFAULT_PAUSE_S = 60.0
-_UNCOUNTED = {"vision_slices": 0, "vision_tokens": 0}
 
 
 class DialectC(DuplexDialect):
@@ -196,7 +195,8 @@ class DialectC(DuplexDialect):
     ) -> list[bytes]:
         """Render the reply to one chunk: one `result`."""
         del tag
-        measured = _UNCOUNTED | metrics(delta, dropped)
+        times = stage_metrics(delta.stage_times)
+        counts = delta.token_counts
         is_speech = delta.WhichOneof("outcome") == "speech"
         self._result_count += 1
         event: dict[str, object] = {
@@ -205,18 +205,18 @@ class DialectC(DuplexDialect):
             "text": delta.speech.text if is_speech else "",
             "end_of_turn": delta.end_of_turn,
             "current_time": self._result_count,
-            "cost_llm_ms": measured["cost_llm_ms"],
-            "cost_tts_prep_ms": measured["cost_tts_prep_ms"],
-            "cost_tts_ms": measured["cost_tts_ms"],
-            "cost_token2wav_ms": measured["cost_token2wav_ms"],
-            "cost_all_ms": measured["wall_clock_ms"],
-            "n_tokens": measured["n_tokens"],
-            "n_tts_tokens": measured["n_tts_tokens"],
+            "cost_llm_ms": times["cost_llm_ms"],
+            "cost_tts_prep_ms": times["cost_tts_prep_ms"],
+            "cost_tts_ms": times["cost_tts_ms"],
+            "cost_token2wav_ms": times["cost_token2wav_ms"],
+            "cost_all_ms": times["wall_clock_ms"],
+            "n_tokens": counts.output_text_token_count,
+            "n_tts_tokens": counts.output_audio_token_count,
             "server_send_ts": now.wall_s,
-            "wall_clock_ms": measured["wall_clock_ms"],
+            "wall_clock_ms": times["wall_clock_ms"],
             "kv_cache_length": delta.context_token_count,
-            "vision_slices": measured["vision_slices"],
-            "vision_tokens": measured["vision_tokens"],
+            "vision_slices": counts.input_video_token_count // FRAME_SLICE_TOKENS,
+            "vision_tokens": counts.input_video_token_count,
         }
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)

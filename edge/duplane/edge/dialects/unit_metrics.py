@@ -10,7 +10,7 @@ from duplane.edge.dialects.actions import Dropped
 from duplane.fabric.v1 import session_pb2
 
 # The protocols count one slice for every 64 tokens of pictures, whatever the model makes of them.
-_FRAME_SLICE_TOKENS = 64
+FRAME_SLICE_TOKENS = 64
 BACKEND = "duplane"
 
 
@@ -47,7 +47,7 @@ def metrics(delta: session_pb2.Delta, dropped: Dropped) -> dict[str, object]:
         values["dropped_frames"] = dropped.frame_count
     if counts.input_video_token_count:
         values["vision_tokens"] = counts.input_video_token_count
-        values["vision_slices"] = counts.input_video_token_count // _FRAME_SLICE_TOKENS
+        values["vision_slices"] = counts.input_video_token_count // FRAME_SLICE_TOKENS
     return values
 
 
