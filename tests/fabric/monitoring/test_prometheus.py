@@ -223,6 +223,15 @@ async def test_rules_and_configuration_are_valid_and_alerts_fire_when_they_shoul
     await run_promtool("test", "rules", "rules_test.yml")
 
 
+def test_every_alert_says_what_it_means_and_what_to_do() -> None:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) > 10
+    for alert in alerts:
+        assert set(alert["annotations"]) == {"summary", "description", "action"}, alert["alert"]
+        assert all(alert["annotations"].values()), alert["alert"]
+
+
 async def test_metrics_follow_the_conventions_of_prometheus(fabric: Monitored) -> None:
     async with aiohttp.ClientSession() as client:
         for url in fabric.urls.values():
