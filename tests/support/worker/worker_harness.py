@@ -36,6 +36,7 @@ from duplane.fabric.v1 import (
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.models.interface import Device
 from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
 
@@ -280,12 +281,13 @@ async def running_worker(
     is_broken_at_end: bool = False,
     start_within_s: float = WITHIN_S,
     sampler: Sampler | None = None,
+    device: Device | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Run a worker; at the end, assert that every slot is free and no task is left.
 
     The worker attaches to `scheduler`, which must be running, or to a new scheduler. `schedulers`
-    are additional addresses.
+    are additional addresses. `device` replaces the scripted model; it must have as many slots.
     """
     if scheduler is None:
         scheduler = FakeScheduler()
@@ -304,7 +306,9 @@ async def running_worker(
     before = asyncio.all_tasks()
     patch = pytest.MonkeyPatch()
     rig.count_units(patch)
-    rig.worker = asyncio.create_task(serve(worker_settings, rig.shutdown, rig.model, telemetry))
+    rig.worker = asyncio.create_task(
+        serve(worker_settings, rig.shutdown, device or rig.model, telemetry)
+    )
     try:
         await scheduler.until(
             lambda: bool(scheduler.registers) and scheduler.report_count > 0, start_within_s

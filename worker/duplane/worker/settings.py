@@ -64,10 +64,12 @@ class SessionLimits:
     """Maximum number of bytes of a system prompt; a longer prompt fails with INVALID_FIELD."""
     inbox_unit_count: PositiveInt = 4
     """Maximum number of units of a session that wait for the device; of more units, the oldest is
-    dropped and counted."""
+    dropped and counted. If the model's units are shorter than a second, this is the number of
+    seconds of such units."""
     outbox_message_count: PositiveInt = 16
     """Maximum number of deltas that wait for a slow client; one more ends the call with
-    SLOW_CLIENT."""
+    SLOW_CLIENT. If the model's units are shorter than a second, this is the number of seconds of
+    such units."""
     max_chat_messages: PositiveInt = 512
     """Maximum number of messages of one chat request; more fail with INVALID_FIELD."""
     max_chat_parts: PositiveInt = 1024

@@ -218,6 +218,7 @@ async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
     )
     thread._loop = asyncio.get_running_loop()
     runner = ModelRunner(model, 1, thread._channels, thread._post, lock=thread._lock)
+    thread._runner = runner
     conversation = model.conversation(ConversationOptions())
     channels = [thread.attach(slot, ignore) for slot in range(SLOTS)]
     for channel in channels[:CHAT] + channels[REBUILDING : REBUILDING + 1]:

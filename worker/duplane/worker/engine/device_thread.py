@@ -54,6 +54,7 @@ class DeviceThread:
         inbox_unit_count: int,
         rows_per_round: int,
     ) -> None:
+        """Bound each inbox by `inbox_unit_count` units, or seconds if units are shorter."""
         self._device = device
         self._memory_tolerance_bytes = memory_tolerance_bytes
         self._inbox_unit_count = inbox_unit_count
@@ -133,7 +134,8 @@ class DeviceThread:
 
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
         """Open the channel to a slot. Units may be queued before the conversation is open."""
-        channel = SlotChannel(slot, Inbox(self._inbox_unit_count), on_event)
+        inbox = Inbox(self.model.count_of(self._inbox_unit_count))
+        channel = SlotChannel(slot, inbox, on_event)
         with self._lock:
             if slot in self._channels:
                 raise ValueError(f"slot {slot} is in use")

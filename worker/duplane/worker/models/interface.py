@@ -14,6 +14,7 @@ and ids of its own; the worker only counts rows, and moves audio, text and `Unit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -68,6 +69,13 @@ class ModelConstants:
     output_hertz: int
     accepts_pictures: bool
     has_chat: bool
+
+    def count_of(self, seconds: int) -> int:
+        """Return the number of units that last `seconds`, and at least this number.
+
+        So a bound that counts units of one second has the same duration for shorter units.
+        """
+        return max(seconds, math.ceil(seconds / self.unit_s))
 
 
 class PreparedConversation(Protocol):

@@ -65,7 +65,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         limits: SessionLimits,
         on_pause: Callable[[bool], None],
     ) -> None:
-        super().__init__(stream, claims.slot, engine, limits, limits.outbox_message_count)
+        outbox_capacity = engine.model.count_of(limits.outbox_message_count)
+        super().__init__(stream, claims.slot, engine, limits, outbox_capacity)
         self._state = state
         self._reporter = reporter
         self._on_pause = on_pause

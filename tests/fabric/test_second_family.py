@@ -1,0 +1,160 @@
+"""A model of 80 ms units with rates of its own in a whole fabric: real processes, every dialect.
+
+The client sends sound in pieces of 400 ms. The edge resamples it and cuts five units of each piece,
+and resamples the speech for the client. Each answer has a checksum of all that the model has heard,
+so equal texts mean that nothing was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import psutil
+import pybase64
+import pytest
+from support.fabric.real_fabric import RealFabric, until
+from support.paths import ROOT
+from support.time_limits import WITHIN_S
+from websockets.asyncio.client import ClientConnection, connect
+
+from duplane.tools.talk.dialects import DialectA, DialectB, DialectC, TalkDialect
+
+pytestmark = pytest.mark.timing
+
+DIALECTS: list[type[TalkDialect]] = [DialectA, DialectB, DialectC]
+PIECES, PIECE_S = 12, 0.4
+UNITS_OF_PIECE = 5
+KILLED_AT = 6
+CLIENT_INPUT_HERTZ, CLIENT_OUTPUT_HERTZ = 16_000, 24_000
+
+
+@pytest.fixture(scope="module")
+async def fabric(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealFabric]:
+    """A fabric of two workers that run the echo of the tests."""
+    checkpoint = tmp_path_factory.mktemp("echo")
+    environment = {
+        "DUPLANE_FAMILY": "support.echo_family",
+        "DUPLANE_WORKERS": "2",
+        "PYTHONPATH": str(ROOT / "tests"),
+    }
+    async with RealFabric.starting(str(checkpoint), **environment) as fabric:
+        yield fabric
+
+
+def piece(number: int) -> str:
+    """Return 400 ms of a tone, as base64 of float32 samples."""
+    first = number * round(PIECE_S * CLIENT_INPUT_HERTZ)
+    times_s = (first + np.arange(round(PIECE_S * CLIENT_INPUT_HERTZ))) / CLIENT_INPUT_HERTZ
+    samples = 0.4 * np.sin(2 * np.pi * 440 * times_s)
+    return pybase64.b64encode(samples.astype("<f4").tobytes()).decode()
+
+
+async def worker_of_session(fabric: RealFabric) -> psutil.Process:
+    """Return the process of the only worker that has a session."""
+    found: list[int] = []
+
+    async def is_listed() -> bool:
+        rows = (await fabric.get("/workers"))[1]["workers"]
+        found[:] = [int(row["worker_id"].split("-")[-2]) for row in rows if row["sessions"]]
+        return len(found) == 1
+
+    await until(is_listed, WITHIN_S)
+    return psutil.Process(found[0])
+
+
+class Caller:
+    """A client of one dialect. `words` are the checksums that it has heard."""
+
+    def __init__(self, dialect: TalkDialect, connection: ClientConnection) -> None:
+        self.dialect = dialect
+        self.words: list[str] = []
+        self.sample_count = 0
+        self._connection = connection
+
+    async def begin(self) -> None:
+        await self.receive(f"{self.dialect.queue_prefix}queue_done")
+        await self.send(self.dialect.start())
+        await self.receive(self.dialect.ready)
+
+    async def exchange(self, number: int) -> None:
+        """Send a piece, and receive the answers to its units."""
+        await self.send(self.dialect.unit(number, piece(number), []))
+        while len(self.words) < UNITS_OF_PIECE * (number + 1):
+            await self.receive()
+
+    async def end(self) -> None:
+        await self.send(self.dialect.close())
+        await self.receive(*self.dialect.ended)
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._connection.send(orjson.dumps(message), text=True)
+
+    async def receive(self, *types: str) -> None:
+        """Receive one event, or all events up to one of `types`."""
+        while True:
+            async with asyncio.timeout(WITHIN_S):
+                event = orjson.loads(await self._connection.recv())
+            assert "error" not in event["type"], event
+            for reply in self.dialect.replies(event):
+                self.words += reply.text.split()
+                self.sample_count += len(pybase64.b64decode(reply.audio)) // 4
+            if not types or event["type"] in types:
+                return
+
+
+async def call(
+    fabric: RealFabric, dialect: type[TalkDialect], *, is_disturbed: bool = False
+) -> Caller:
+    """Run a session. If it is disturbed, kill its worker in the middle."""
+    own = dialect("An echo.", None)
+    await until_free(fabric)
+    url = f"ws://{fabric.edge}{own.path('audio')}"
+    async with connect(url, proxy=None, max_size=None) as connection:
+        caller = Caller(own, connection)
+        await caller.begin()
+        for number in range(PIECES):
+            if is_disturbed and number == KILLED_AT:
+                (await worker_of_session(fabric)).kill()
+            await caller.exchange(number)
+        await caller.end()
+    return caller
+
+
+async def until_free(fabric: RealFabric) -> None:
+    """Wait until both workers have free slots, and no lease is held."""
+
+    async def is_free() -> bool:
+        status = await fabric.status()
+        return status.get("free_slot_count", 0) >= 4 and not status["lease_count"]
+
+    await until(is_free, WITHIN_S)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__)
+async def test_client_hears_the_echo_of_every_unit(
+    fabric: RealFabric, dialect: type[TalkDialect]
+) -> None:
+    caller = await call(fabric, dialect)
+    assert len(set(caller.words)) == PIECES * UNITS_OF_PIECE
+    seconds = caller.sample_count / CLIENT_OUTPUT_HERTZ
+    assert seconds == pytest.approx(PIECES * PIECE_S, abs=0.1)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__)
+async def test_client_of_a_killed_worker_hears_the_same(
+    fabric: RealFabric, dialect: type[TalkDialect]
+) -> None:
+    undisturbed = await call(fabric, dialect)
+    caller = await call(fabric, dialect, is_disturbed=True)
+    assert caller.words == undisturbed.words
+    assert caller.sample_count == undisturbed.sample_count
+
+
+def test_the_family_is_not_part_of_duplane() -> None:
+    sources = [path for folder in ("worker", "edge") for path in (ROOT / folder).rglob("*.py")]
+    assert not [path for path in sources if "echo_family" in Path(path).read_text()]
