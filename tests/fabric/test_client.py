@@ -123,7 +123,30 @@ async def test_channel_to_a_former_record_of_a_name_is_closed_after_its_last_cal
         await worker.vanish()
 
 
-class NeverEnding(lease_pb2_grpc.LeaseServiceServicer):
+class ScriptedLeases(lease_pb2_grpc.LeaseServiceServicer):
+    """A scheduler of which no lease is released."""
+
+    async def ReleaseLease(
+        self, request: object, context: object
+    ) -> lease_pb2.ReleaseLeaseResponse:
+        raise NotImplementedError
+
+
+@contextlib.asynccontextmanager
+async def client_of(leases: ScriptedLeases) -> AsyncGenerator[FabricClient]:
+    """Serve `leases`, and yield a client of this scheduler; the whole body has a time limit."""
+    server = grpc.aio.server()
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
+            yield client
+    finally:
+        await server.stop(None)
+
+
+class NeverEnding(ScriptedLeases):
     """A scheduler that hangs after its grant."""
 
     async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
@@ -133,24 +156,14 @@ class NeverEnding(lease_pb2_grpc.LeaseServiceServicer):
         await context.write(lease_pb2.AcquireLeaseResponse(granted=granted))
         await asyncio.Event().wait()
 
-    async def ReleaseLease(
-        self, request: object, context: object
-    ) -> lease_pb2.ReleaseLeaseResponse:
-        raise NotImplementedError
-
 
 async def test_grant_is_used_though_its_call_does_not_end() -> None:
-    server = grpc.aio.server()
-    lease_pb2_grpc.add_LeaseServiceServicer_to_server(NeverEnding(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
+    async with client_of(NeverEnding()) as client:
         granted = await client.acquire(wanted("request"))
         assert granted.lease_id == "lease"
-    await server.stop(None)
 
 
-class Restarting(lease_pb2_grpc.LeaseServiceServicer):
+class Restarting(ScriptedLeases):
     """A scheduler that has lost its queue: it counts more tickets ahead than before."""
 
     def __init__(self) -> None:
@@ -165,25 +178,15 @@ class Restarting(lease_pb2_grpc.LeaseServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
         await context.write(lease_pb2.AcquireLeaseResponse(granted=lease_pb2.Granted()))
 
-    async def ReleaseLease(
-        self, request: object, context: object
-    ) -> lease_pb2.ReleaseLeaseResponse:
-        raise NotImplementedError
-
 
 async def test_position_never_grows_when_a_scheduler_has_lost_its_queue() -> None:
-    server = grpc.aio.server()
-    lease_pb2_grpc.add_LeaseServiceServicer_to_server(Restarting(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
     positions: list[int] = []
 
     async def on_queued(queued: lease_pb2.Queued) -> None:
         positions.append(queued.position)
 
-    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
+    async with client_of(Restarting()) as client:
         await client.acquire(wanted("request"), on_queued)
-    await server.stop(None)
     assert positions == [2, 2]
 
 
@@ -214,7 +217,7 @@ async def test_waiting_request_returns_as_soon_as_a_scheduler_listens(
             await asyncio.wait([acquiring])
 
 
-class Noting(lease_pb2_grpc.LeaseServiceServicer):
+class Noting(ScriptedLeases):
     """A scheduler that refuses the first call and grants the second."""
 
     def __init__(self) -> None:
@@ -228,24 +231,6 @@ class Noting(lease_pb2_grpc.LeaseServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
         await context.write(lease_pb2.AcquireLeaseResponse(granted=lease_pb2.Granted()))
 
-    async def ReleaseLease(
-        self, request: object, context: object
-    ) -> lease_pb2.ReleaseLeaseResponse:
-        raise NotImplementedError
-
-
-@contextlib.asynccontextmanager
-async def noted() -> AsyncGenerator[tuple[Noting, str]]:
-    """Serve `Noting`; yield it with its address."""
-    server, noting = grpc.aio.server(), Noting()
-    lease_pb2_grpc.add_LeaseServiceServicer_to_server(noting, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield noting, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
 
 class PassingCache(TTLCache[str, Any, float]):
     """A cache for which half a second passes each time that it looks at the clock."""
@@ -258,11 +243,8 @@ async def test_worker_may_cease_to_be_avoided_while_a_request_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_module, "TTLCache", PassingCache)
-    async with (
-        noted() as (noting, address),
-        FabricClient([address]) as client,
-        asyncio.timeout(WITHIN_S),
-    ):
+    noting = Noting()
+    async with client_of(noting) as client:
         for worker_id in ("one", "another", "third", "fourth"):
             client.report_unreachable(lease_pb2.Granted(lease_id="lease", worker_id=worker_id))
         while not noting.requests or noting.requests[-1].avoided_worker_ids:
@@ -270,11 +252,8 @@ async def test_worker_may_cease_to_be_avoided_while_a_request_is_made(
 
 
 async def test_request_says_how_long_it_still_avoids_a_worker() -> None:
-    async with (
-        noted() as (noting, address),
-        FabricClient([address]) as client,
-        asyncio.timeout(WITHIN_S),
-    ):
+    noting = Noting()
+    async with client_of(noting) as client:
         client.report_unreachable(lease_pb2.Granted(lease_id="lease", worker_id="lost"))
         await client.acquire(wanted("request"))
     assert [list(one.avoided_worker_ids) for one in noting.requests] == [["lost"], ["lost"]]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
 from support.fabric.real_fabric import RealFabric, until
-from support.fabric.talker import WAIT_S, Talker, talking, until_free
+from support.fabric.talker import WAIT_S, Talker, begun, talking, until_free
 from support.tools.command import run_command
-from websockets.asyncio.client import connect
 
 pytestmark = pytest.mark.timing
 
@@ -67,6 +67,25 @@ async def speaking(fabric: RealFabric, last: str = LISTEN) -> AsyncGenerator[Tal
         yield client
 
 
+@dataclass(frozen=True)
+class Disturbed:
+    """A session whose worker a test disturbs."""
+
+    client: Talker
+    moves: Moves
+    worker: psutil.Process
+
+
+@contextlib.asynccontextmanager
+async def disturbed(
+    fabric: RealFabric, undisturbed: Sequence[dict[str, Any]], last: str = LISTEN
+) -> AsyncGenerator[Disturbed]:
+    """Disturb a session as in `speaking`; at the end assert that its client noticed nothing."""
+    async with speaking(fabric, last) as client:
+        yield Disturbed(client, Moves(fabric), await client.worker())
+    check(client, undisturbed)
+
+
 async def exchange_until(is_true: Callable[[], bool], *clients: Talker) -> None:
     """Let clients exchange units until `is_true()`."""
     async with asyncio.timeout(WAIT_S):
@@ -82,6 +101,14 @@ class Moves:
 
     def count(self, text: str) -> int:
         return sum(f"the session {text}" in line for line in self._log[self._begin :])
+
+    async def until_continued(self) -> None:
+        """Wait until the edge has written that a session continues; its client may know earlier."""
+
+        async def has_continued() -> bool:
+            return self.count("continues") > 0
+
+        await until(has_continued, WAIT_S)
 
     async def until_begun(self, cause: str) -> None:
         async def has_begun() -> bool:
@@ -99,104 +126,93 @@ async def until_ended(worker: psutil.Process) -> None:
 async def test_worker_that_is_terminated_ends_without_a_lost_unit(
     fabric: RealFabric, undisturbed: list[dict[str, Any]], last: str
 ) -> None:
-    async with speaking(fabric, last) as client:
-        moves, worker = Moves(fabric), await client.worker()
-        worker.terminate()
-        await exchange_until(lambda: moves.count("continues") == 1, client)
-        await until_ended(worker)
-        await client.exchange()
-    check(client, undisturbed)
+    async with disturbed(fabric, undisturbed, last) as play:
+        play.worker.terminate()
+        await exchange_until(lambda: play.moves.count("continues") == 1, play.client)
+        await until_ended(play.worker)
+        await play.client.exchange()
 
 
 async def test_duplane_drain_frees_the_worker(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with speaking(fabric) as client:
-        moves, worker = Moves(fabric), await client.worker()
+    async with disturbed(fabric, undisturbed) as play:
         rows = (await fabric.get("/workers"))[1]["workers"]
-        (worker_id,) = [row["worker_id"] for row in rows if f"-{worker.pid}-" in row["worker_id"]]
+        ids = [row["worker_id"] for row in rows]
+        (worker_id,) = [one for one in ids if f"-{play.worker.pid}-" in one]
         command = ("drain", worker_id, "--scheduler", fabric.scheduler)
         assert (await asyncio.to_thread(run_command, *command))[0] == 0
-        await exchange_until(lambda: moves.count("continues") == 1, client)
-        assert await client.worker() != worker
-        worker.terminate()
-        await until_ended(worker)
-        await client.exchange()
-    check(client, undisturbed)
+        await exchange_until(lambda: play.moves.count("continues") == 1, play.client)
+        assert await play.client.worker() != play.worker
+        play.worker.terminate()
+        await until_ended(play.worker)
+        await play.client.exchange()
 
 
 async def test_draining_worker_that_is_killed_during_the_rebuild(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with speaking(fabric) as client:
-        moves, worker = Moves(fabric), await client.worker()
-        worker.terminate()
-        await moves.until_begun("drain")
-        await client.exchange()
-        worker.kill()
-        await client.exchange()
-        assert (moves.count("continues"), moves.count("leaves")) == (1, 1)
-    check(client, undisturbed)
+    async with disturbed(fabric, undisturbed) as play:
+        play.worker.terminate()
+        await play.moves.until_begun("drain")
+        await play.client.exchange()
+        play.worker.kill()
+        await play.client.exchange()
+        await play.moves.until_continued()
+        assert (play.moves.count("continues"), play.moves.count("leaves")) == (1, 1)
 
 
 async def test_client_that_leaves_during_the_preparation_leaves_no_slot_in_use(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with speaking(fabric) as client:
-        moves, worker = Moves(fabric), await client.worker()
-        worker.terminate()
-        await moves.until_begun("drain")
-        await client.exchange()
-    await until_ended(worker)
-    assert moves.count("continues") == 0
-    check(client, undisturbed)
+    async with disturbed(fabric, undisturbed) as play:
+        play.worker.terminate()
+        await play.moves.until_begun("drain")
+        await play.client.exchange()
+    await until_ended(play.worker)
+    assert play.moves.count("continues") == 0
 
 
 async def test_two_workers_drain_at_once(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with speaking(fabric) as client:
+    async with disturbed(fabric, undisturbed) as play:
         await until_free(fabric, FREE - 1, lease_count=1)
-        moves, worker = Moves(fabric), await client.worker()
         roles = psutil.Process(fabric.process.pid).children()
-        other = next(one for one in roles if "worker" in one.cmdline() and one != worker)
-        worker.terminate()
+        other = next(one for one in roles if "worker" in one.cmdline() and one != play.worker)
+        play.worker.terminate()
         other.terminate()
-        await exchange_until(lambda: moves.count("continues") >= 1, client)
-        for ended in (worker, other):
+        await exchange_until(lambda: play.moves.count("continues") >= 1, play.client)
+        for ended in (play.worker, other):
             await until_ended(ended)
-        await client.exchange()
-    check(client, undisturbed)
+        await play.client.exchange()
 
 
 async def test_worker_that_hangs_for_a_moment_keeps_the_session(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with speaking(fabric) as client:
-        moves, worker = Moves(fabric), await client.worker()
-        worker.suspend()
-        await client.send_unit()
-        await moves.until_begun("overdue")
-        worker.resume()
-        await client.receive()
-        assert await client.worker() == worker
-        await client.exchange()
-        assert moves.count("continues") == 0
-    check(client, undisturbed)
+    async with disturbed(fabric, undisturbed) as play:
+        play.worker.suspend()
+        await play.client.send_unit()
+        await play.moves.until_begun("overdue")
+        play.worker.resume()
+        await play.client.receive()
+        assert await play.client.worker() == play.worker
+        await play.client.exchange()
+        assert play.moves.count("continues") == 0
 
 
 async def test_session_leaves_a_worker_that_hangs_before_it_is_known_to_be_lost(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with speaking(fabric) as client:
-        moves, worker = Moves(fabric), await client.worker()
-        worker.suspend()
-        await client.exchange()
-        worker.resume()
-        assert moves.count("continues") == 1
-        assert await client.worker() != worker
-        await client.exchange()
-    check(client, undisturbed)
+    async with disturbed(fabric, undisturbed) as play:
+        play.worker.suspend()
+        await play.client.exchange()
+        play.worker.resume()
+        await play.moves.until_continued()
+        assert play.moves.count("continues") == 1
+        assert await play.client.worker() != play.worker
+        await play.client.exchange()
 
 
 @contextlib.asynccontextmanager
@@ -204,13 +220,7 @@ async def crowd(fabric: RealFabric, count: int) -> AsyncGenerator[list[Talker]]:
     """Hold several sessions, each with UNITS units."""
     await until_free(fabric, FREE)
     async with contextlib.AsyncExitStack() as stack:
-        clients: list[Talker] = []
-        for _ in range(count):
-            connection = await stack.enter_async_context(
-                connect(fabric.url, proxy=None, max_size=None)
-            )
-            clients.append(Talker(fabric, connection))
-            await clients[-1].begin()
+        clients = [await begun(fabric, stack) for _ in range(count)]
         for _ in range(UNITS):
             await asyncio.gather(*(client.exchange() for client in clients))
         yield clients

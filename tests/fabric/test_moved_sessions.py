@@ -11,8 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from support.fabric.real_fabric import RealFabric, until
-from support.fabric.talker import WAIT_S, Talker, talking, until_free
-from websockets.asyncio.client import connect
+from support.fabric.talker import WAIT_S, Talker, begun, connected, talking, until_free
 
 from duplane.worker.models.scripted.model import Mark
 
@@ -209,18 +208,10 @@ async def test_moving_sessions_come_before_those_that_wait(fabric: RealFabric) -
     """All slots are in use and a client waits. The slots of a killed worker return later."""
     await until_free(fabric, FREE)
     async with contextlib.AsyncExitStack() as stack:
-        clients: list[Talker] = []
-        for _ in range(FREE):
-            connection = await stack.enter_async_context(
-                connect(fabric.url, proxy=None, max_size=None)
-            )
-            clients.append(Talker(fabric, connection))
-            await clients[-1].begin()
-            await clients[-1].exchange()
-        waiting = Talker(
-            fabric,
-            await stack.enter_async_context(connect(fabric.url, proxy=None, max_size=None)),
-        )
+        clients = [await begun(fabric, stack) for _ in range(FREE)]
+        for client in clients:
+            await client.exchange()
+        waiting = await connected(fabric, stack)
         assert (await waiting.receive())["type"] == "session.queued"
         fabric.role("worker").kill()
         for client in clients:

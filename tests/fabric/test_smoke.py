@@ -52,6 +52,11 @@ async def test_start_shows_its_progress_and_ends_with_the_next_command(fabric: R
         "weights: file 1 of 1",
         "starting the edge",
     )
+
+    async def is_shown() -> bool:
+        return any(steps[-1] in line for line in fabric.log)
+
+    await until(is_shown, WITHIN_S)
     shown = [step for line in fabric.log for step in steps if step in line]
     assert tuple(shown) == steps
     assert fabric.process.stdout

@@ -74,6 +74,19 @@ async def talking(fabric: RealFabric, free_count: int) -> AsyncGenerator[Talker]
     await until_free(fabric, 0)
 
 
+async def connected(fabric: RealFabric, stack: contextlib.AsyncExitStack) -> Talker:
+    """Connect a client; the connection closes with `stack`."""
+    connection = await stack.enter_async_context(connect(fabric.url, proxy=None, max_size=None))
+    return Talker(fabric, connection)
+
+
+async def begun(fabric: RealFabric, stack: contextlib.AsyncExitStack) -> Talker:
+    """Begin a session; its connection closes with `stack`."""
+    client = await connected(fabric, stack)
+    await client.begin()
+    return client
+
+
 async def until_free(fabric: RealFabric, slot_count: int, lease_count: int = 0) -> None:
     """Wait until `slot_count` slots are free, `lease_count` leases held, and no client waits."""
 
