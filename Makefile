@@ -15,6 +15,8 @@ GOLDEN ?= tests/golden/public
 ARGS ?=
 MINUTES ?= 1
 SEEDS ?= 1000
+# Processes that run tests: one more than the cores of a small machine, because many tests wait.
+WORKERS ?= 3
 # Build of torch: cpu or cuda (see tools/install.py).
 TORCH ?= cpu
 
@@ -34,7 +36,8 @@ unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
 
 test: $(INSTALLED) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --slowest-files 10 --ignore tests/cluster $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--slowest-files 10 --ignore tests/cluster $(ARGS)
 
 cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
 	$(BIN)/pytest -q tests/cluster $(ARGS)

@@ -271,9 +271,14 @@ def test_a_voice_that_is_brought_is_heard_on_a_device(tmp_path: Path) -> None:
 
 def test_the_worker_says_what_its_device_is(speaking_checkpoint: Path) -> None:
     settings = WorkerSettings(
-        checkpoint=speaking_checkpoint, schedulers=("127.0.0.1:1",), device=DEVICE
+        checkpoint=speaking_checkpoint,
+        schedulers=("127.0.0.1:1",),
+        device=DEVICE,
+        slot_count=1,
+        context_token_limit=256,
+        turn_row_limit=128,
     )
-    with elsewhere():
+    with elsewhere(warms_up=True):
         device = open_device(settings)
         _, model = device.load()
         assert model.constants.parameter_count

@@ -26,7 +26,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 DEVICE = "cuda:0"
 WORKER = f"{Path('duplane', 'worker')}/"
@@ -189,6 +191,11 @@ class _Generator(torch.Generator):
 class Border(TorchDispatchMode):
     """Carries out each operation on the inner tensors. Records crossings, or raises DeviceError."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here, and torch's wrapper would slow each operation."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.crossings: list[Crossing] = []
@@ -344,7 +351,6 @@ class _PlayedGraph:
 
     def __init__(self, border: Border, call: Callable[[], None]) -> None:
         call()
-        call()
         border.is_capturing = True
         try:
             call()
@@ -373,12 +379,18 @@ def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def elsewhere() -> Iterator[Border]:
-    """Simulate the CUDA device `cuda:0` for the operations of this thread."""
+def elsewhere(*, warms_up: bool = False) -> Iterator[Border]:
+    """Simulate the CUDA device `cuda:0` for the operations of this thread.
+
+    Without `warms_up`, models leave out the batches that they run when they are loaded. These
+    batches are large, and nothing here depends on them.
+    """
     border = Border()
     with pytest.MonkeyPatch.context() as patch, border:
         for owner, name, played in _played_names(border):
             patch.setattr(owner, name, played)
+        for stage in () if warms_up else (AudioEncoder, Vocoder):
+            patch.setattr(stage, "warm_up", lambda stage: None)
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` first makes a CPU tensor
         try:
             yield border
