@@ -80,8 +80,11 @@ class View:
                 self.tickets[ticket.order] = ticket
             case TicketGone(ticket=ticket, is_granted=is_granted):
                 assert self.tickets.pop(ticket.order) == ticket, "a ticket ended twice"
-                orders = {one.ticket.order for one in self.grants.values() if one.ticket}
-                assert is_granted == (ticket.order in orders)
+                # Another request may wait at the order of a ticket that has got a grant.
+                granted = [one.ticket for one in self.grants.values() if one.ticket]
+                same = [one for one in granted if one.order == ticket.order]
+                names = [one.request.request_id for one in same]
+                assert is_granted == (ticket.request.request_id in names)
             case GrantPut(grant=grant):
                 self._put(grant)
             case GrantGone(grant=grant, end=end):
