@@ -178,11 +178,11 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
 
 
 def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
-    """Return a sound as PCM at 16 kHz.
+    """Return a sound as PCM at the rate of the dialects.
 
     A WAV file states its sample rate; for raw samples the field `sample_rate` does, or else they
-    have the rate of the dialects. A sound that
-    exceeds its bound or the budget is refused before it is decoded. Raises ClientError.
+    have the rate of the dialects. A sound that exceeds its bound or the budget is refused before it
+    is decoded. Raises ClientError.
     """
     rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
     encoded, path = part.get("data", str, required=True), part.path("data")

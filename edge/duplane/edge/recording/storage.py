@@ -18,8 +18,8 @@ from duplane.fabric.files import write_atomically
 META = "meta.json"
 STREAM = "stream.jsonl"
 BLOBS = "blob"
-USER = "user.wav"  # 16 kHz
-MODEL = "model.wav"  # 24 kHz
+USER = "user.wav"
+MODEL = "model.wav"
 REPLAY = "replay.wav"  # stereo: the user on the left, the model on the right
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -33,6 +33,8 @@ class Direction(StrEnum):
 
 
 _OPPOSITE = {Direction.UP: Direction.DOWN, Direction.DOWN: Direction.UP}
+# Both sides are recorded as the client has sent and got them, so the model's rates do not count.
+_RATES_HERTZ = {Direction.UP: INPUT_RATE_HERTZ, Direction.DOWN: OUTPUT_RATE_HERTZ}
 
 
 class RecordingFullError(OSError):
@@ -103,8 +105,7 @@ class RecordingWriter:
 
     def _write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes) -> None:
         event, blobs = split(frame, self._blob_count)
-        # Both sides are recorded as the client has sent and got them.
-        rate_hertz = INPUT_RATE_HERTZ if direction is Direction.UP else OUTPUT_RATE_HERTZ
+        rate_hertz = _RATES_HERTZ[direction]
         for blob in blobs:
             self._write_blob(blob.name, blob.content)
             if blob.is_audio:
@@ -153,8 +154,7 @@ class RecordingWriter:
             other = self._wavs.get(_OPPOSITE[direction])
             begin_s = max(at_s, other.end_s if other else 0.0)
         elif is_user:
-            # The sound is recorded as the client has sent it, at the rate of the dialects.
-            begin_s = max(0.0, at_s - samples.size / INPUT_RATE_HERTZ)
+            begin_s = max(0.0, at_s - samples.size / _RATES_HERTZ[direction])
         else:
             begin_s = at_s
         self._has_spoken = not is_user
@@ -168,9 +168,8 @@ class RecordingWriter:
     def _wav(self, direction: Direction) -> WavWriter:
         wav = self._wavs.get(direction)
         if wav is None:
-            is_user = direction is Direction.UP
-            rate_hertz = INPUT_RATE_HERTZ if is_user else OUTPUT_RATE_HERTZ
-            wav = WavWriter(self.directory / (USER if is_user else MODEL), rate_hertz)
+            name = USER if direction is Direction.UP else MODEL
+            wav = WavWriter(self.directory / name, _RATES_HERTZ[direction])
             self._wavs[direction] = wav
         return wav
 
