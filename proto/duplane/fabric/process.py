@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 
 import uvloop
 
@@ -69,11 +69,26 @@ def run(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> int:
     except StartError as error:
         _log.critical("%s", error)
         return EXIT_CANNOT_START
+    except ExceptionGroup as group:  # from a process that starts its parts in tasks
+        failures, others = group.split(StartError)
+        if others or failures is None:
+            raise
+        for failure in _leaves(failures):
+            _log.critical("%s", failure)
+        return EXIT_CANNOT_START
     except FatalError as error:
         _log.critical("%s", error)
         logging.shutdown()
         os._exit(EXIT_FATAL)  # a stuck driver must not keep the interpreter from ending
     return 0
+
+
+def _leaves(group: ExceptionGroup[StartError]) -> Iterator[StartError]:
+    for failure in group.exceptions:
+        if isinstance(failure, ExceptionGroup):
+            yield from _leaves(failure)
+        else:
+            yield failure
 
 
 async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> None:

@@ -17,16 +17,22 @@ from duplane.fabric.monitoring.logs import configure_logging
 async def main(shutdown):
     # A thread that never ends and is not a daemon.
     threading.Thread(target=threading.Event().wait).start()
-    raise process.{error}("the device is lost")
+    raise {error}
 
 configure_logging("worker")
 sys.exit(process.run(main))
 """
 
 
+LOST = "('the device is lost')"
+FATAL = f"process.FatalError{LOST}"
+START = f"process.StartError{LOST}"
+IN_GROUPS = f"ExceptionGroup('', [ExceptionGroup('', [{START}])])"
+
+
 def run(error: str) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(error=error)
-    if error == "StartError":
+    if error != FATAL:
         program = program.replace("threading.Thread", "#")
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
@@ -34,7 +40,9 @@ def run(error: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [("FatalError", EXIT_FATAL), ("StartError", EXIT_CANNOT_START)]
+    ("error", "status"),
+    [(FATAL, EXIT_FATAL), (START, EXIT_CANNOT_START), (IN_GROUPS, EXIT_CANNOT_START)],
+    ids=["fatal", "start", "start of a part"],
 )
 def test_a_process_that_cannot_go_on_ends_with_one_line_and_its_status(
     error: str, status: int

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import orjson
 import pytest
 
 CODE = """
@@ -34,3 +35,18 @@ def test_grpc_is_imported_with_one_reading_thread(given: str | None, expected: s
         [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=60
     )
     assert run.stdout == expected, run.stderr
+
+
+def test_grpc_writes_no_lines_of_its_own() -> None:
+    """Its lines would be neither JSON nor text with a time and a role."""
+    command = ("-m", "duplane.tools", "scheduler", "--listen", "192.0.2.1:1")
+    ran = subprocess.run(
+        [sys.executable, *command, "--log-format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    (line,) = (orjson.loads(line) for line in ran.stderr.splitlines())
+    assert line["message"].startswith("cannot listen on 192.0.2.1:1")
+    assert (ran.returncode, ran.stdout) == (1, "")
