@@ -9,10 +9,12 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import StatusCode
 
 from duplane.edge.clock import Moment, Timer
+from duplane.edge.session.receipt import Receipt
 from duplane.edge.spans import SessionSpans
+from duplane.fabric.model import ModelFormat
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.spans import Telemetry
-from duplane.fabric.v1 import trace_pb2
+from duplane.fabric.v1 import session_pb2, trace_pb2
 
 TRACE_ID, PARENT_ID = "1" * 32, "2" * 16
 CLIENT = trace_pb2.TraceContext(traceparent=f"00-{TRACE_ID}-{PARENT_ID}-00")
@@ -82,3 +84,23 @@ def test_session_that_is_not_sampled_and_does_not_fail_has_no_spans() -> None:
 def test_failed_session_that_is_sampled_is_exported_once() -> None:
     found = run_session(ALWAYS_ON, is_failure=True)
     assert found.keys() == {spans.EDGE_SESSION, *STEPS}
+
+
+def test_unit_is_late_after_the_duration_of_its_model() -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry("edge", SimpleSpanProcessor(exporter), ALWAYS_OFF)
+    clock = CountingClock()
+    session = SessionSpans(telemetry, "sess_1", clock)
+    session.use_model(ModelFormat(unit_ns=80_000_000))
+    for sequence, taken_ns in enumerate((70_000_000, 90_000_000)):
+        received = clock.now()
+        unit = session_pb2.Unit(sequence=sequence)
+        session.sending(unit, Receipt.at(received))
+        clock.now_ns += taken_ns
+        written = session.answered(session_pb2.Delta(sequence=sequence), clock.now().wall_ns)
+        assert written
+        written()
+    (late,) = exporter.get_finished_spans()
+    assert late.attributes
+    assert late.attributes[spans.UNIT_SEQUENCE] == 1
+    assert late.attributes[spans.UNIT_IS_LATE]
