@@ -18,7 +18,15 @@ from duplane.edge.dialects.first_event import detect, implied_init, needs_init
 from duplane.edge.payload.fields import Fields
 from duplane.edge.session.continuity import WITHOUT, Continuity
 from duplane.edge.session.effects import RecordDropped
-from duplane.edge.session.move_table import LAST_SENT, LOST, MOVING, MoveCause, MovePhase, cause_of
+from duplane.edge.session.move_table import (
+    EARLY,
+    LAST_SENT,
+    LOST,
+    MOVING,
+    MoveCause,
+    MovePhase,
+    cause_of,
+)
 from duplane.edge.session.moves import GivenUp, Moves
 from duplane.edge.session.pending_replies import Outcome, PendingReplies
 from duplane.edge.session.request_queue import Outgoing, SentUnit
@@ -53,8 +61,6 @@ class DuplexSession(Session[DuplexDialect]):
         super().__init__(dialect, limits, now, is_decided=not detects_dialect)
         self.moves = Moves(limits.frame_count, self.effects, continuity)
         self._settings: session_pb2.Open | None = None
-        self._model = DEFAULT_FORMAT  # of the slot
-        self._unit_limit = limits.early_unit_count  # the largest number of units that may wait
         self._replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
         self._last_audio_s = -math.inf  # monotonic
@@ -109,6 +115,13 @@ class DuplexSession(Session[DuplexDialect]):
         if queue.unit_count == count_before:
             return self.dialect.incomplete(action.tag, now)
         return []
+
+    @property
+    def _unit_limit(self) -> int:
+        """The largest number of units that may wait."""
+        limits, is_early = self._limits, self.moves.phase in EARLY
+        seconds = limits.early_unit_count if is_early else limits.pending_unit_count
+        return self.moves.queue.model.unit_count(seconds)
 
     def _apply_control(self, action: Action, now: Moment) -> list[bytes]:
         """Apply an event that is not an append."""
@@ -167,9 +180,8 @@ class DuplexSession(Session[DuplexDialect]):
         """
         if self.closed:
             return []
-        self._model = model
-        self._unit_limit = model.unit_count(self._limits.early_unit_count)
-        recut = self.moves.queue.use_model(model, self._receipt, self._unit_limit)
+        limit = model.unit_count(self._limits.early_unit_count)
+        recut = self.moves.queue.use_model(model, self._receipt, limit)
         self._replies.recut(recut.counts)
         if recut.dropped:
             self.effects.append(RecordDropped(recut.dropped))
@@ -185,7 +197,7 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
         """Ask the worker to open a conversation, once there are a slot and settings."""
-        rates = self.dialect.input_rate_hertz, self._model.input_rate_hertz
+        rates = self.dialect.input_rate_hertz, self.moves.queue.model.input_rate_hertz
         self.moves.open(convert_voices(settings, *rates))
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 
@@ -262,8 +274,7 @@ class DuplexSession(Session[DuplexDialect]):
         self.time_limits.stop(TimeLimit.CONVERSATION)
         self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
         self._replies.context_token_count = opened.prompt_token_count
-        self._unit_limit = self._model.unit_count(self._limits.pending_unit_count)
-        self.dialect.use_model(self._model)
+        self.dialect.use_model(self.moves.queue.model)
         events = self.dialect.opened(opened, now)
         if self.moves.phase is MovePhase.OPENING:
             self.moves.opened(opened, now)

@@ -96,6 +96,8 @@ class MoveEvent(Enum):
     CLOSED = auto()  # the session has ended
 
 
+# The first worker has not opened the conversation yet.
+EARLY = frozenset({MovePhase.START, MovePhase.OPENING})
 # The present worker still answers, and another one is prepared.
 PREPARING = frozenset(
     {

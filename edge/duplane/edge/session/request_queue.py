@@ -69,8 +69,6 @@ class RequestQueue:
     def __init__(self, frame_count: int) -> None:
         self.is_catching_up = False  # one unit is sent at a time
         self.sent: dict[int, SentUnit] = {}  # units that the present worker has, by sequence
-        self._frame_count = frame_count
-        self._kept_count = DEFAULT_FORMAT.unit_count(self._MAX_KEPT_S)
         self._assembler = UnitAssembler(frame_count)
         # Units, each with the times at which its last append was received, read and parsed.
         self._waiting: deque[tuple[Append, Receipt]] = deque()
@@ -89,6 +87,11 @@ class RequestQueue:
     def unit_count(self) -> int:
         """The number of units that were added so far."""
         return self._first_ordinal + len(self._waiting)
+
+    @property
+    def model(self) -> ModelFormat:
+        """The format of the units: the default until `use_model`."""
+        return self._assembler.format
 
     def add(self, append: Append, receipt: Receipt, limit: int) -> Sequence[Receipt]:
         """Add audio and pictures. Return the receipts of the units that `limit` drops."""
@@ -109,11 +112,9 @@ class RequestQueue:
         Call this once, before the first unit is taken. Audio of an incomplete unit gets `receipt`.
         Units of the default duration that were dropped count as so many units of the model.
         """
-        self._kept_count = model.unit_count(self._MAX_KEPT_S)
         self._dropped_count = model.unit_count(self._dropped_count * DEFAULT_FORMAT.unit_s)
         former, units = self._assembler, list(self._waiting)
-        self._assembler = UnitAssembler(self._frame_count, model)
-        self._assembler.dropped_frame_count = former.dropped_frame_count
+        self._assembler = former.for_model(model)
         self._waiting.clear()
         counts = [*range(self._first_ordinal + 1)]  # the units that were dropped keep their numbers
         dropped: list[Receipt] = []
@@ -177,15 +178,16 @@ class RequestQueue:
         self.sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)
         self._next_sequence += 1
         self._first_ordinal += 1
-        if len(self.sent) > self._kept_count:
-            self._bound_sent()
+        kept_count = self.model.unit_count(self._MAX_KEPT_S)
+        if len(self.sent) > kept_count:
+            self._bound_sent(kept_count)
         return Outgoing(request, receipt)
 
-    def _bound_sent(self) -> None:
-        """Forget the oldest sent units, or only their audio."""
+    def _bound_sent(self, kept_count: int) -> None:
+        """Forget the oldest sent units, or only the audio of those before the last `kept_count`."""
         if len(self.sent) > self._MAX_SENT:
             del self.sent[next(iter(self.sent))]
-        sequence = self._next_sequence - 1 - self._kept_count
+        sequence = self._next_sequence - 1 - kept_count
         if sent := self.sent.get(sequence):
             self.sent[sequence] = sent._replace(request=None)
 

@@ -26,7 +26,7 @@ class UnitAssembler:
     def __init__(self, frame_count: int, model: ModelFormat | None = None) -> None:
         self._frame_count = frame_count
         self.dropped_frame_count = 0  # pictures above the bound
-        self._format = model or DEFAULT_FORMAT
+        self.format = model or DEFAULT_FORMAT
         self._rate_hertz = 0  # of the appends; 0 before the first one with audio
         self._unit_rate_hertz = model.input_rate_hertz if model else 0
         self._unit_bytes = 0
@@ -36,6 +36,12 @@ class UnitAssembler:
         self._force_listen = False
         self._frames: tuple[bytes, ...] = ()
         self._max_slice_count: int | None = None
+
+    def for_model(self, model: ModelFormat) -> UnitAssembler:
+        """Return an assembler of this model's units that replaces this one; it holds no audio."""
+        other = UnitAssembler(self._frame_count, model)
+        other.dropped_frame_count = self.dropped_frame_count
+        return other
 
     def add(self, append: Append) -> Sequence[Append]:
         """Return the units that `append` completes.
@@ -75,7 +81,7 @@ class UnitAssembler:
         """Begin the stream with appends of this rate, or continue it with them."""
         self._rate_hertz = rate_hertz
         self._unit_rate_hertz = self._unit_rate_hertz or rate_hertz
-        self._unit_bytes = SAMPLE_BYTES * self._format.samples_of_unit(self._unit_rate_hertz)
+        self._unit_bytes = SAMPLE_BYTES * self.format.samples_of_unit(self._unit_rate_hertz)
         self._resampler = resampler(rate_hertz, self._unit_rate_hertz, is_prompt=True)
 
     def _hold_frames(self, append: Append) -> None:
