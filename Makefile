@@ -20,6 +20,9 @@ WORKERS ?= 3
 # Build of torch: cpu or cuda (see tools/install.py).
 TORCH ?= cpu
 
+# Tests start hundreds of processes. Each would compile all modules again if this variable were set.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
 	settings metrics golden fuzz simulate bench delta-path train evaluate clean

@@ -28,9 +28,8 @@ def main(scheduler: str, file: str) -> None:
     requests.put(Request(claim=session_pb2.Claim(lease=grant.lease)))
     for response in worker.Converse(iter(requests.get, None)):
         if response.HasField("delta"):
-            delta = response.delta
-            text = response.delta.speech.text
-            print(delta.sequence, repr(text) if text else "(listens)", len(delta.speech.audio))
+            speech = response.delta.speech
+            print(response.delta.sequence, speech.text or "(listens)", len(speech.audio))
         if response.HasField("failed"):
             print(response.failed.sequence, response.failed.reason, response.failed.message)
         if later:  # each request is sent after the answer to the request before it

@@ -115,7 +115,7 @@ async def test_the_module_of_a_family_is_named_by_a_flag(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "family", "reason"),
     [
-        ({}, "", "config.json does not exist"),
+        ({}, "", "has no config.json"),
         ({"config.json": b"?"}, "", "cannot be read"),
         ({"config.json": b"[]"}, "", "cannot be read"),
         ({"config.json": b'{"model_type": "moshi"}'}, "", "type 'moshi'; duplane runs minicpmo"),
