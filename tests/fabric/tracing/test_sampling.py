@@ -16,22 +16,23 @@ from support.fabric.traced_fabric import (
     append,
     attributes,
     begin_session,
+    set_deadline,
     traced_fabric,
 )
 
-import duplane.edge.spans
-import duplane.worker.session.unit_spans
 from duplane.edge.settings import Limits
+from duplane.edge.spans import SessionSpans
 from duplane.fabric.monitoring import spans
 from duplane.worker.models.types import Unit, UnitFailure
+from duplane.worker.session.unit_spans import UnitSpans
 
 SLOW_S, DEADLINE_NS = 0.5, 400_000_000
 
 
 @pytest.fixture(autouse=True)
 def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (duplane.edge.spans, duplane.worker.session.unit_spans):
-        monkeypatch.setattr(module, "_DEADLINE_NS", DEADLINE_NS)
+    for spans_class in (SessionSpans, UnitSpans):
+        set_deadline(monkeypatch, spans_class, DEADLINE_NS)
 
 
 async def until_exported(fabric: TracedFabric, *names: str) -> list[Span]:
@@ -64,7 +65,7 @@ async def test_late_unit_is_exported_by_edge_and_worker_and_no_other() -> None:
 async def test_edge_follows_the_worker_that_takes_a_unit_for_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(duplane.edge.spans, "_DEADLINE_NS", 3_600_000_000_000)
+    set_deadline(monkeypatch, SessionSpans, 3_600_000_000_000)
     async with traced_fabric(sampler=ALWAYS_OFF) as fabric:
         fabric.model.stage_s["decode"] = SLOW_S
         async with fabric.connect() as client:
@@ -79,7 +80,7 @@ async def test_edge_follows_the_worker_that_takes_a_unit_for_late(
 async def test_unit_that_is_late_after_the_worker_has_the_stages_of_its_delta(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(duplane.edge.spans, "_DEADLINE_NS", 0)
+    set_deadline(monkeypatch, SessionSpans, 0)
     async with traced_fabric(sampler=ALWAYS_OFF) as fabric:
         fabric.model.stage_s["decode"] = 0.01
         async with fabric.connect() as client:

@@ -13,15 +13,20 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from support.edge.live_edge import end, receive, send
-from support.fabric.traced_fabric import TracedFabric, append, begin_session, traced_fabric
+from support.fabric.traced_fabric import (
+    TracedFabric,
+    append,
+    begin_session,
+    set_deadline,
+    traced_fabric,
+)
 from support.monitoring.metrics import logged_url, scrape
 from support.protocols.transcripts import picture_of
 from websockets.asyncio.client import ClientConnection
 
-import duplane.edge.spans
-import duplane.worker.session.unit_spans
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.runner import SessionRunner
+from duplane.edge.spans import SessionSpans
 from duplane.edge.transport.websocket import WebSocket
 from duplane.fabric.converse import ConverseStream
 from duplane.tools.trace.units import Collected
@@ -29,6 +34,7 @@ from duplane.tools.trace.views import Choice, report
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.session.duplex_call import DuplexCall
+from duplane.worker.session.unit_spans import UnitSpans
 
 pytestmark = pytest.mark.timing
 
@@ -39,8 +45,8 @@ Step = Callable[[TracedFabric, ClientConnection, pytest.MonkeyPatch], Awaitable[
 
 @pytest.fixture(autouse=True)
 def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (duplane.edge.spans, duplane.worker.session.unit_spans):
-        monkeypatch.setattr(module, "_DEADLINE_NS", DEADLINE_NS)
+    for spans_class in (SessionSpans, UnitSpans):
+        set_deadline(monkeypatch, spans_class, DEADLINE_NS)
 
 
 async def exchange(client: ClientConnection, value: float = 0.5) -> None:

@@ -292,7 +292,7 @@ async def test_a_worker_whose_device_thread_fails_closes_its_sessions_and_ends(
         raise KeyError("a bug of ours")
 
     async with running_worker() as rig, rig.opened() as client:
-        monkeypatch.setattr(ModelRunner, "run_units", die)
+        monkeypatch.setattr(ModelRunner, "advance", die)
         await client.send(unit(0))
         assert (await client.closed()).reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
         assert rig.worker

@@ -32,6 +32,12 @@ from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
 
 
+def set_deadline(monkeypatch: pytest.MonkeyPatch, spans_class: type, deadline_ns: int) -> None:
+    """Let the spans of a session in the edge or in the worker use this deadline of a unit."""
+    fixed = property(lambda _: deadline_ns, lambda *_: None)
+    monkeypatch.setattr(spans_class, "_deadline_ns", fixed, raising=False)
+
+
 def append(value: float) -> dict[str, Any]:
     """Return a client's event with a second of audio; 0 makes the model listen."""
     audio = np.full(16_000, value, "<f4").tobytes()

@@ -88,7 +88,8 @@ def test_a_checkpoints_own_prompt_voice_is_heard_when_the_client_sends_none(
     shutil.copytree(speaking_checkpoint, tmp_path / "checkpoint")
     shutil.copy(AUDIO / "ref1.wav", tmp_path / "checkpoint" / "assets" / "system_ref_audio.wav")
     voiced = DuplexModel.load(tmp_path / "checkpoint", slot_count=2)
-    assert voiced.open(0, GREEDY) == voiced.open(1, replace(GREEDY, llm_voice=None))
+    opened = [voiced.open(0, GREEDY), voiced.open(1, replace(GREEDY, llm_voice=None))]
+    assert opened[0] == replace(opened[1], slot=0)
     sound = read_audio(AUDIO / "talk.wav", UNIT)
     default, sent = (run_unit(voiced, Unit(slot, sound)).token_ids for slot in range(2))
     assert default == sent
