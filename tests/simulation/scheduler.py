@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import cast
-from unittest import mock
 
 from simulation.checks import Laws
 from simulation.etcd import SimulatedClient
@@ -14,7 +13,8 @@ from duplane.fabric.errors import Reason
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.scheduler.availability import Availability
-from duplane.scheduler.etcd.access import Credentials, EtcdUrl
+from duplane.scheduler.etcd.access import DEFAULT_PREFIX
+from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates
@@ -24,7 +24,7 @@ from duplane.scheduler.settings import SchedulerSettings
 from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import LeaseStore
-from duplane.scheduler.store.etcd import store as etcd_store
+from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.waiters import Waiters
 from duplane.scheduler.watch import Watch
@@ -39,8 +39,7 @@ def open_store(client: SimulatedClient | None, boot_ms: int) -> LeaseStore:
     clock = asyncio.get_running_loop().time
     if client is None:
         return MemoryStore(boot_ms, clock)
-    with mock.patch.object(etcd_store, "EtcdClient", return_value=client):
-        return etcd_store.EtcdStore(EtcdUrl(addresses=["etcd:1"]), Credentials(), boot_ms, clock)
+    return EtcdStore(cast(EtcdClient, client), DEFAULT_PREFIX, boot_ms, clock)
 
 
 class Unmeasured:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 
+from support.scheduler.faulty_client import FaultyClient
 from support.scheduler.scheduler_harness import AUDIO, register_message
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.etcd.access import Credentials, EtcdUrl
-from duplane.scheduler.etcd.client import NoAnswerError
-from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.etcd.access import EtcdUrl
 from duplane.scheduler.store.base import Grant, Offer, Ticket, Worker
 from duplane.scheduler.store.etcd.store import EtcdStore
 
@@ -18,35 +19,13 @@ LONG_S = 60.0
 
 
 class Scheduler:
-    """A running store. A test can act before the store's next transaction, or drop its answer."""
+    """A running store, and its client of etcd."""
 
     def __init__(self, url: str) -> None:
-        self.store = EtcdStore(EtcdUrl.parse(url), Credentials(), BOOT_MS)
-        self.facts = self.store._facts
-        self.sent_count = 0
-        self.before_next: Callable[[], Awaitable[object]] | None = None
-        self.lost = ""
-        self.late: etcd_pb2.TxnRequest | None = None
-        self._txn = self.store._client.txn
-        self.store._client.txn = self.txn
-
-    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        if before := self.before_next:
-            self.before_next = None
-            await before()
-        lost, self.lost = self.lost, ""
-        if lost == "executed later":
-            self.late = request
-            raise NoAnswerError(lost)
-        self.sent_count += 1
-        response = await self._txn(request)
-        if lost:
-            raise NoAnswerError(lost)
-        return response
-
-    async def execute_late(self) -> bool:
-        assert self.late
-        return (await self._txn(self.late)).succeeded
+        place = EtcdUrl.parse(url)
+        self.etcd = FaultyClient(place)
+        self.store = EtcdStore(self.etcd, place.prefix, BOOT_MS)
+        self.facts = self.store.facts
 
     async def enqueue(self, name: str, order: int | None = None, owner: str = "") -> Ticket | Grant:
         request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
@@ -81,6 +60,20 @@ class Scheduler:
         worker = await self.store.register(register_message("w", slot_count))
         assert worker
         return worker
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until `is_true()` after a change, even if only until the next change."""
+        reached = asyncio.Event()
+        self.store.subscribe(lambda _: reached.set() if is_true() else None)
+        async with asyncio.timeout(WITHIN_S):
+            if not is_true():
+                await reached.wait()
+
+    async def until_none_waits(self) -> None:
+        """Wait until no operation waits for etcd; one that ends may start its undo."""
+        async with asyncio.timeout(WITHIN_S):
+            while self.store.waiting_count:
+                await self.store.catch_up()
 
 
 Pair = tuple[Scheduler, Scheduler]

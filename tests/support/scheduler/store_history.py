@@ -1,13 +1,12 @@
-"""Checks the changes that subscribers of lease stores see, and drops answers of etcd."""
+"""Checks the changes that subscribers of lease stores see."""
 
 from __future__ import annotations
 
 import asyncio
 
 from support.clock import Clock
+from support.scheduler.faulty_client import FaultyClient
 
-from duplane.scheduler.etcd.client import EtcdClient, NoAnswerError
-from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.base import (
     Change,
     Grant,
@@ -109,43 +108,15 @@ class View:
             assert self._history.age_s(live) >= CLAIM_TIMEOUT_S, "expired early"
 
 
-class Faults:
-    """Loses the answer of one transaction.
-
-    The test chooses whether the transaction is executed immediately, later or never.
-    """
-
-    def __init__(self, client: EtcdClient) -> None:
-        self.next_fault = ""
-        self._late: list[etcd_pb2.TxnRequest] = []
-        self._txn = client.txn
-        client.txn = self.txn
-
-    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        fault, self.next_fault = self.next_fault, ""
-        if fault == "executed later":
-            self._late.append(request)
-        if fault in ("executed later", "not executed"):
-            raise NoAnswerError(fault)
-        response = await self._txn(request)
-        if fault == "executed":
-            raise NoAnswerError(fault)
-        return response
-
-    async def arrive(self) -> None:
-        """Execute the late transactions, as a leader does that was frozen and continues."""
-        for request in self._late:
-            await self._txn(request)
-        self._late.clear()
-
-
 class Replica:
     """The running store of one scheduler, and the state that its subscriber has received."""
 
-    def __init__(self, store: LeaseStore, history: Grants) -> None:
+    def __init__(
+        self, store: LeaseStore, history: Grants, etcd: FaultyClient | None = None
+    ) -> None:
+        self.etcd = etcd
         self.store = store
         self.view = View(history)
-        self.faults = Faults(store._client) if isinstance(store, EtcdStore) else None
         store.subscribe(self.view.apply)
         self._running = asyncio.create_task(store.run())
 
@@ -167,8 +138,8 @@ class Replica:
 
     async def lose_session(self) -> None:
         """End the leases of the scheduler, as etcd does when nobody renews them."""
-        if isinstance(self.store, EtcdStore):
-            await self.store._client.revoke_lease(self.store._session.lease)
+        if self.etcd:
+            await self.etcd.revoke_lease(self.etcd.lease)
 
     async def close(self) -> None:
         self._running.cancel()

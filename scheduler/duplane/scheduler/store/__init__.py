@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
+from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.store.base import LeaseStore
 from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore
@@ -18,7 +19,8 @@ def open_store(url: str, boot_ms: int, credentials: Credentials | None = None) -
     cluster = _parse(url)
     if cluster is None:
         return MemoryStore(boot_ms)
-    return EtcdStore(cluster, credentials or Credentials(), boot_ms)
+    client = EtcdClient(cluster.addresses, credentials or Credentials())
+    return EtcdStore(client, cluster.prefix, boot_ms)
 
 
 def _parse(url: str) -> EtcdUrl | None:

@@ -12,11 +12,11 @@ async def test_operations_that_are_ready_together_share_a_transaction(pair: Pair
     one, other = pair
     worker = await one.worker(slot_count=4)
     tickets = [await one.ticket(f"r{number}") for number in range(4)]
-    one.sent_count = 0
+    one.etcd.sent_count = 0
     grants = await asyncio.gather(
         *(one.grant(ticket, worker, slot) for slot, ticket in enumerate(tickets))
     )
-    assert one.sent_count == 1
+    assert one.etcd.sent_count == 1
     await settled(pair)
     assert {grant.claims.slot for grant in grants if grant} == {0, 1, 2, 3}
     assert len(other.facts.granted) == 4
@@ -27,7 +27,7 @@ async def test_operation_that_fails_leaves_the_others_of_its_transaction_alone(p
     worker = await one.worker(slot_count=2)
     gone, ticket = await one.ticket("gone"), await one.ticket("r")
     await settled(pair)
-    one.before_next = lambda: other.store.cancel(gone.order)
+    one.etcd.before_next = lambda: other.store.cancel(gone.order)
     refused, grant = await asyncio.gather(one.grant(gone, worker, 0), one.grant(ticket, worker, 1))
     assert refused is None
     assert grant
@@ -60,12 +60,12 @@ async def test_lost_answer_to_several_operations_changes_nothing(pair: Pair, los
     worker = await one.worker(slot_count=2)
     tickets = [await one.ticket("a"), await one.ticket("b")]
     await settled(pair)
-    one.lost = lost
+    one.etcd.next_fault = lost
     grants = await asyncio.gather(
         *(one.grant(ticket, worker, slot) for slot, ticket in enumerate(tickets))
     )
     assert all(grants)
     if lost == "executed later":
-        assert not await one.execute_late()
+        assert await one.etcd.execute_late() == [False]
     await settled(pair)
     assert len(other.facts.granted) == 2

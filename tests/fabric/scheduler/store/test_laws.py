@@ -23,11 +23,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.clock import Clock
+from support.scheduler.faulty_client import FaultyClient
 from support.scheduler.scheduler_harness import AUDIO, FREE, register_message
 from support.scheduler.store_history import CLAIM_TIMEOUT_S, Grants, Replica, slot_key
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.etcd.access import Credentials, EtcdUrl
+from duplane.scheduler.etcd.access import EtcdUrl
 from duplane.scheduler.store.base import Grant, LeaseStore, Offer, Worker
 from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore
@@ -85,12 +86,13 @@ class StoreLaws(RuleBasedStateMachine):
 
     def open(self) -> None:
         async def start() -> None:
+            etcd = FaultyClient(self.url) if self.url else None
             store: LeaseStore = (
-                EtcdStore(self.url, Credentials(), BOOT_MS, self.clock)
-                if self.url
+                EtcdStore(etcd, self.url.prefix, BOOT_MS, self.clock)
+                if etcd and self.url
                 else MemoryStore(BOOT_MS, self.clock)
             )
-            self.replicas.append(Replica(store, self.history))
+            self.replicas.append(Replica(store, self.history, etcd))
             await self.replicas[-1].settle()
 
         self.do(start())
@@ -116,16 +118,16 @@ class StoreLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.url)
     @rule(which=st.integers(0, 2), fault=st.sampled_from(FAULTS))
     def lose_next_answer(self, which: int, fault: str) -> None:
-        faults = self.replica(which).faults
-        assert faults
-        faults.next_fault = fault
+        etcd = self.replica(which).etcd
+        assert etcd
+        etcd.next_fault = fault
 
     @precondition(lambda self: self.url)
     @rule(which=st.integers(0, 2))
     def late_transactions_arrive(self, which: int) -> None:
-        faults = self.replica(which).faults
-        assert faults
-        self.do(faults.arrive())
+        etcd = self.replica(which).etcd
+        assert etcd
+        self.do(etcd.execute_late())
 
     @rule(
         verbs=st.lists(

@@ -25,7 +25,7 @@ async def test_slot_is_granted_once(pair: Pair) -> None:
     first = await one.ticket("first")
     second = await other.ticket("second")
     await settled(pair)
-    one.before_next = lambda: other.grant(second, worker)
+    one.etcd.before_next = lambda: other.grant(second, worker)
     assert await one.grant(first, worker) is None
     await settled(pair)
     assert list(one.facts.granted) == ["second"]
@@ -37,7 +37,7 @@ async def test_ticket_is_granted_once(pair: Pair) -> None:
     worker = await one.worker(slot_count=2)
     ticket = await one.ticket("r")
     await settled(pair)
-    one.before_next = lambda: other.grant(ticket, worker, 1)
+    one.etcd.before_next = lambda: other.grant(ticket, worker, 1)
     assert await one.grant(ticket, worker, 0) is None
     await settled(pair)
     assert [grant.claims.slot for grant in one.facts.granted.values()] == [1]
@@ -48,7 +48,7 @@ async def test_slot_is_granted_at_once_to_one_request(pair: Pair) -> None:
     one, other = pair
     worker = await one.worker()
     await settled(pair)
-    one.before_next = lambda: other.at_once("second", worker)
+    one.etcd.before_next = lambda: other.at_once("second", worker)
     assert isinstance(await one.at_once("first", worker), Ticket)
     await settled(pair)
     assert list(one.facts.granted) == ["second"]
@@ -60,7 +60,7 @@ async def test_request_that_arrives_meanwhile_is_not_overtaken_by_a_grant_at_onc
     one, other = pair
     worker = await one.worker()
     await settled(pair)
-    one.before_next = lambda: other.enqueue("ahead")
+    one.etcd.before_next = lambda: other.enqueue("ahead")
     behind = await one.at_once("behind", worker)
     assert isinstance(behind, Ticket)
     await settled(pair)
@@ -75,7 +75,7 @@ async def test_ticket_that_is_cancelled_meanwhile_is_not_granted(pair: Pair) -> 
     worker = await one.worker()
     ticket = await one.ticket("r")
     await settled(pair)
-    one.before_next = lambda: other.store.cancel(ticket.order)
+    one.etcd.before_next = lambda: other.store.cancel(ticket.order)
     assert await one.grant(ticket, worker) is None
     assert not one.facts.granted
 
@@ -85,7 +85,7 @@ async def test_former_registration_is_not_granted_from(pair: Pair) -> None:
     worker = await one.worker()
     ticket = await one.ticket("r")
     await settled(pair)
-    one.before_next = other.worker
+    one.etcd.before_next = other.worker
     assert await one.grant(ticket, worker) is None
     assert one.facts.workers["w"].epoch > worker.epoch
 
@@ -95,7 +95,7 @@ async def test_grant_that_another_makes_ends_with_its_worker(pair: Pair) -> None
     worker = await one.worker()
     ticket = await other.ticket("r")
     await settled(pair)
-    one.before_next = lambda: other.grant(ticket, worker)
+    one.etcd.before_next = lambda: other.grant(ticket, worker)
     assert await one.store.unregister("w", worker.epoch)
     await settled(pair)
     assert not one.facts.granted
@@ -106,7 +106,7 @@ async def test_grant_that_another_makes_ends_with_its_worker(pair: Pair) -> None
 async def test_request_at_two_schedulers_has_one_ticket(pair: Pair) -> None:
     one, other = pair
     await settled(pair)
-    one.before_next = lambda: other.enqueue("r")
+    one.etcd.before_next = lambda: other.enqueue("r")
     ticket = await one.ticket("r")
     await settled(pair)
     assert list(one.facts.tickets.values()) == [ticket]
@@ -117,7 +117,7 @@ async def test_request_that_is_granted_meanwhile_gets_the_grant(pair: Pair) -> N
     worker = await one.worker()
     ticket = await other.ticket("r")
     await settled(pair)
-    one.before_next = lambda: other.grant(ticket, worker)
+    one.etcd.before_next = lambda: other.grant(ticket, worker)
     found = await one.enqueue("r")
     assert isinstance(found, Grant)
     assert found.ticket == ticket
@@ -129,7 +129,7 @@ async def test_old_order_is_taken_by_one_request(pair: Pair) -> None:
     await one.ticket("behind")
     await one.store.cancel(former.order)
     await settled(pair)
-    one.before_next = lambda: other.ticket("second", former.order)
+    one.etcd.before_next = lambda: other.ticket("second", former.order)
     first = await one.ticket("first", former.order)
     await settled(pair)
     names = set(one.facts.requests)
@@ -151,12 +151,12 @@ async def test_lost_answer_changes_nothing_for_the_caller(pair: Pair, lost: str)
     one.store.subscribe(
         lambda change: gone.append(change) if isinstance(change, TicketGone) else None
     )
-    one.lost = lost
+    one.etcd.next_fault = lost
     ticket = await one.ticket("r")
-    one.lost = lost
+    one.etcd.next_fault = lost
     grant = await one.grant(ticket, worker)
     assert grant
-    one.lost = lost
+    one.etcd.next_fault = lost
     assert await one.store.claim(grant)
     await settled(pair)
     assert [(one.ticket, one.is_granted) for one in gone] == [(ticket, True)]
@@ -166,10 +166,10 @@ async def test_lost_answer_changes_nothing_for_the_caller(pair: Pair, lost: str)
 async def test_transaction_that_arrives_late_is_void(pair: Pair) -> None:
     """A frozen leader may execute a request long after its caller has given up."""
     one, _ = pair
-    one.lost = "executed later"
+    one.etcd.next_fault = "executed later"
     ticket = await one.ticket("r")
     assert await one.store.cancel(ticket.order)
-    assert not await one.execute_late()
+    assert await one.etcd.execute_late() == [False]
     await settled(pair)
     assert not one.facts.tickets
 
@@ -183,16 +183,15 @@ async def test_arrival_whose_caller_leaves_is_undone(pair: Pair) -> None:
         has_sent.set()
         await asyncio.sleep(0)  # the caller is cancelled before the transaction is sent
 
-    one.before_next = leave
+    one.etcd.before_next = leave
     waiting = asyncio.create_task(one.enqueue("r"))
     await has_sent.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    async with asyncio.timeout(WITHIN_S):
-        await one.store._mirror.until(lambda: "r" in one.facts.requests)
-        behind = await one.ticket("behind")
-        await one.store._mirror.until(lambda: set(one.facts.tickets) == {behind.order})
+    await one.until(lambda: "r" in one.facts.requests)
+    behind = await one.ticket("behind")
+    await one.until(lambda: set(one.facts.tickets) == {behind.order})
     await settled(pair)
     assert set(other.facts.tickets) == {behind.order}
 
@@ -259,12 +258,12 @@ async def test_request_that_was_given_up_does_not_take_the_ticket_of_a_later_cal
     one, other = pair
     monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", 1.0)
     answers = asyncio.Event()
-    one.before_next = answers.wait
+    one.etcd.before_next = answers.wait
     with pytest.raises(FabricError, match="the store does not answer"):
         await one.ticket("request")
     later = await other.ticket("request")
     answers.set()
-    await asyncio.gather(*one.store._arriving, return_exceptions=True)
+    await one.until_none_waits()
     await settled(pair)
     assert other.facts.tickets == {later.order: later}
 
@@ -285,5 +284,5 @@ async def test_late_end_of_a_registration_spares_the_grants_of_the_next_one(pair
 @pytest.mark.parametrize("key", ["worker/w", "slot/w/x", "slot", "base", "request/r"])
 async def test_record_that_cannot_be_read_is_ignored(pair: Pair, key: str) -> None:
     one, _ = pair
-    await one.store._client.put(one.facts.keys.prefix + key.encode(), b"\xff")
+    await one.etcd.put(one.facts.keys.prefix + key.encode(), b"\xff")
     await asyncio.wait_for(settled(pair), WITHIN_S)

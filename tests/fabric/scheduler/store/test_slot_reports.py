@@ -87,10 +87,10 @@ async def test_report_writes_only_the_slots_that_have_changed(
     keys = Keys(prefix)
     worker = await one.worker(slot_count=64)
     changed = with_states(worker, *[FREE] * 63, OCCUPIED)
-    one.sent_count = 0
+    one.etcd.sent_count = 0
     assert await one.store.report(changed)
     assert await one.store.report(changed), "a report without a change"
-    assert one.sent_count == 1
+    assert one.etcd.sent_count == 1
     assert await reported(client, keys) == ["report/w/63", "reports/w"]
     await settled(pair)
     assert states(other.facts.workers["w"]) == states(changed)
@@ -117,11 +117,11 @@ async def test_many_reports_share_a_transaction(pair: Pair) -> None:
     one, other = pair
     names = [f"w{number}" for number in range(24)]
     workers = [await one.store.register(register_message(name, 64)) for name in names]
-    one.sent_count = 0
+    one.etcd.sent_count = 0
     occupied = [OCCUPIED] * MAX_LATER_REPORTS + [FREE] * (64 - MAX_LATER_REPORTS)
     reports = [with_states(worker, *occupied) for worker in workers if worker]
     assert all(await asyncio.gather(*(one.store.report(report) for report in reports)))
-    assert one.sent_count == 1
+    assert one.etcd.sent_count == 1
     await settled(pair)
     assert all(states(other.facts.workers[name]) == occupied for name in names)
 

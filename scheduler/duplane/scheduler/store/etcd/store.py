@@ -13,7 +13,6 @@ from typing import Any
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.store.base import (
     Change,
@@ -70,21 +69,21 @@ class EtcdStore(LeaseStore):
 
     def __init__(
         self,
-        url: EtcdUrl,
-        credentials: Credentials,
+        client: EtcdClient,
+        prefix: str,
         boot_ms: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Use the keys with this prefix. The store closes `client` when `run` ends."""
         self._clock = clock
-        self._client = EtcdClient(url.addresses, credentials)
-        self._keys = Keys(url.prefix)
-        self._facts = Facts(self._keys)
+        self._client = client
+        self.facts = Facts(Keys(prefix))  # what the watch has delivered; only to be read
         self._contact = Contact()
-        self._mirror = Mirror(self._client, self._facts, clock, self._contact.confirm_watch)
+        self._mirror = Mirror(self._client, self.facts, clock, self._contact.confirm_watch)
         self._postponed = Postponed(self._contact)
         self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
         self._commits = Commits(self._client, self._mirror, self._session)
-        self._deadlines = ClaimDeadlines(self._facts.grant_of)
+        self._deadlines = ClaimDeadlines(self.facts.grant_of)
         self._has_new_deadline = asyncio.Event()
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
         self._left_to_others: dict[int, asyncio.Event] = {}  # by order; set when the ticket changes
@@ -96,8 +95,13 @@ class EtcdStore(LeaseStore):
     def has_kept_queue(self) -> bool:
         return self._mirror.has_found_sessions
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of operations that wait for etcd."""
+        return max(len(self._arriving), self._commits.count)  # most are in both
+
     def subscribe(self, listener: Callable[[Change], None]) -> None:
-        for change in self._facts.snapshot():
+        for change in self.facts.snapshot():
             listener(change)
         self._mirror.listeners.append(listener)
 
@@ -114,7 +118,7 @@ class EtcdStore(LeaseStore):
         self, listener: Callable[[Sequence[registry_pb2.VerificationKey]], None]
     ) -> None:
         self._mirror.key_listeners.append(listener)
-        listener(self._facts.verification_keys)
+        listener(self.facts.verification_keys)
 
     async def run(self) -> None:
         try:
@@ -203,7 +207,7 @@ class EtcdStore(LeaseStore):
             return operations.enqueue(facts, request, owner, order, self._session.lease, offer)
 
         async def operate() -> Ticket | Grant:
-            if order is not None and order >= self._facts.number:
+            if order is not None and order >= self.facts.number:
                 await self.catch_up()
             with self._making(offer):
                 return await self._commits.commit(step_of, is_arrival=True)
@@ -295,7 +299,7 @@ class EtcdStore(LeaseStore):
 
     def _require_room(self) -> None:
         self._contact.require()
-        if max(len(self._arriving), self._commits.count) >= MAX_WAITING:  # most are in both
+        if self.waiting_count >= MAX_WAITING:
             raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
 
     def _begin(self, operating: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
@@ -334,7 +338,7 @@ class EtcdStore(LeaseStore):
         try:
             yield
         finally:
-            grant = self._facts.grant_of((claims.worker_id, claims.slot))
+            grant = self.facts.grant_of((claims.worker_id, claims.slot))
             if grant is None or grant.claims.lease_id != claims.lease_id:
                 self._made.discard(claims.lease_id)
 
@@ -343,7 +347,7 @@ class EtcdStore(LeaseStore):
 
         Otherwise all schedulers would try to make every grant, and all but one would fail.
         """
-        request = self._facts.requests.get(ticket.request.request_id)
+        request = self.facts.requests.get(ticket.request.request_id)
         if request and request.lease != self._session.lease:
             has_changed = self._left_to_others.setdefault(ticket.order, asyncio.Event())
             try:
@@ -372,7 +376,7 @@ class EtcdStore(LeaseStore):
     def _on_change(self, change: Change) -> None:
         match change:
             case GrantPut(grant=grant) if not grant.is_claimed:
-                slot = self._facts.slots[grant.claims.worker_id, grant.claims.slot]
+                slot = self.facts.slots[grant.claims.worker_id, grant.claims.slot]
                 is_mine = grant.claims.lease_id in self._made
                 wait_s = slot.claim_timeout_s + (0 if is_mine else _EXPIRY_PRECEDENCE_S)
                 self._deadlines.add(grant, self._clock() + wait_s)
