@@ -62,6 +62,11 @@ class ChatSession(Session[ChatDialect]):
         return self._running is not None
 
     @property
+    def turn_count(self) -> int:
+        """The number of turns that wait."""
+        return len(self._turns)
+
+    @property
     def needs_slot(self) -> bool:
         """Whether the runner must acquire a slot now.
 

@@ -61,7 +61,7 @@ class DuplexSession(Session[DuplexDialect]):
         super().__init__(dialect, limits, now, is_decided=not detects_dialect)
         self.moves = Moves(limits.frame_count, self.effects, continuity)
         self._settings: session_pb2.Open | None = None
-        self._replies = PendingReplies()  # used if the dialect replies to appends
+        self.replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
         self._last_audio_s = -math.inf  # monotonic
 
@@ -95,7 +95,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
         if not isinstance(action, Append):
             return self._apply_control(action, now)
-        if self.dialect.phase in WAITING and self._replies.is_full:
+        if self.dialect.phase in WAITING and self.replies.is_full:
             # The queue of pending replies is full, and replies cannot be sent yet.
             fault = "more audio than can be answered waits already"
             raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
@@ -110,7 +110,7 @@ class DuplexSession(Session[DuplexDialect]):
         if dropped := queue.add(action, self._receipt, self._unit_limit):
             self.effects.append(RecordDropped(dropped))
         if self.dialect.replies_to_appends:
-            self._replies.add_append(queue.unit_count)
+            self.replies.add_append(queue.unit_count)
             return self._ready_replies(now)
         if queue.unit_count == count_before:
             return self.dialect.incomplete(action.tag, now)
@@ -182,7 +182,7 @@ class DuplexSession(Session[DuplexDialect]):
             return []
         limit = model.unit_count(self._limits.early_unit_count)
         recut = self.moves.queue.use_model(model, self._receipt, limit)
-        self._replies.recut(recut.counts)
+        self.replies.recut(recut.counts)
         if recut.dropped:
             self.effects.append(RecordDropped(recut.dropped))
         self._leave_queue()
@@ -241,7 +241,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _render(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
         """Render the outcome of a unit."""
         if self.dialect.replies_to_appends:
-            self._replies.add_outcome(unit.ordinal, outcome)
+            self.replies.add_outcome(unit.ordinal, outcome)
             return self._ready_replies(now)
         if isinstance(outcome, session_pb2.Failed):
             return [self.dialect.failed(outcome, now, unit.tag.input_id)]
@@ -273,7 +273,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self.time_limits.stop(TimeLimit.CONVERSATION)
         self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
-        self._replies.context_token_count = opened.prompt_token_count
+        self.replies.context_token_count = opened.prompt_token_count
         self.dialect.use_model(self.moves.queue.model)
         events = self.dialect.opened(opened, now)
         if self.moves.phase is MovePhase.OPENING:
@@ -285,7 +285,7 @@ class DuplexSession(Session[DuplexDialect]):
         if self.dialect.phase not in OPEN:
             return []
         events: list[bytes] = []
-        for outcome in self._replies.ready():
+        for outcome in self.replies.ready():
             if isinstance(outcome, session_pb2.Failed):
                 events.append(self.dialect.failed(outcome, now))
             else:

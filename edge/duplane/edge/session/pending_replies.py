@@ -22,7 +22,7 @@ class PendingReplies:
     oldest one gets its reply immediately.
     """
 
-    _LIMIT = 1024
+    LIMIT = 1024
 
     def __init__(self) -> None:
         self._ends: deque[int] = deque()  # for each append: number of units complete after it
@@ -33,7 +33,12 @@ class PendingReplies:
     @property
     def is_full(self) -> bool:
         """Whether another append would exceed the bound."""
-        return len(self._ends) >= self._LIMIT
+        return len(self._ends) >= self.LIMIT
+
+    @property
+    def held_count(self) -> int:
+        """The number of appends without a reply, or of outcomes that wait if they are more."""
+        return max(len(self._ends), len(self._outcomes))
 
     def add_append(self, unit_count: int) -> None:
         """Add an append. After it, `unit_count` units are complete in total."""
@@ -52,7 +57,7 @@ class PendingReplies:
         """Remove and return the replies that are complete now."""
         replies: list[Outcome] = []
         while self._ends and (
-            self._ends[0] <= self._finished_count or len(self._ends) > self._LIMIT
+            self._ends[0] <= self._finished_count or len(self._ends) > self.LIMIT
         ):
             end = self._ends.popleft()
             parts: list[Outcome] = []

@@ -48,6 +48,16 @@ class Recut(NamedTuple):
     dropped: Sequence[Receipt]
 
 
+class Held(NamedTuple):
+    """How much data of the client a queue holds."""
+
+    unit_count: int  # complete units that wait
+    request_count: int  # requests that wait
+    sent_count: int  # units without an outcome
+    rest_bytes: int  # audio of the incomplete unit
+    frame_count: int  # pictures of the incomplete unit
+
+
 class RequestQueue:
     """A bounded queue of units and requests. A full queue drops its oldest unit.
 
@@ -63,7 +73,7 @@ class RequestQueue:
     # The first bound limits the sent units that are remembered with their tags; older ones are
     # forgotten. The second bound limits the duration of those that are kept whole; older ones
     # cannot be sent again.
-    _MAX_SENT = 1024
+    MAX_SENT = 1024
     _MAX_KEPT_S = 32
 
     def __init__(self, frame_count: int) -> None:
@@ -87,6 +97,12 @@ class RequestQueue:
     def unit_count(self) -> int:
         """The number of units that were added so far."""
         return self._first_ordinal + len(self._waiting)
+
+    @property
+    def held(self) -> Held:
+        """What the queue holds now."""
+        waiting = len(self._waiting), len(self._requests), len(self.sent)
+        return Held(*waiting, *self._assembler.held)
 
     @property
     def model(self) -> ModelFormat:
@@ -185,7 +201,7 @@ class RequestQueue:
 
     def _bound_sent(self, kept_count: int) -> None:
         """Forget the oldest sent units, or only the audio of those before the last `kept_count`."""
-        if len(self.sent) > self._MAX_SENT:
+        if len(self.sent) > self.MAX_SENT:
             del self.sent[next(iter(self.sent))]
         sequence = self._next_sequence - 1 - kept_count
         if sent := self.sent.get(sequence):

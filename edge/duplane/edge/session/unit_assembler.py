@@ -37,6 +37,11 @@ class UnitAssembler:
         self._frames: tuple[bytes, ...] = ()
         self._max_slice_count: int | None = None
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """The bytes of audio and the number of pictures that wait for the rest of their unit."""
+        return self._held_bytes, len(self._frames)
+
     def for_model(self, model: ModelFormat) -> UnitAssembler:
         """Return an assembler of this model's units that replaces this one; it holds no audio."""
         other = UnitAssembler(self._frame_count, model)
