@@ -111,7 +111,7 @@ class WorkerDouble:
         self._responses.put_nowait(LOST)
 
 
-class _Fabric:
+class _GrantsInTurn:
     """Grants a slot of each worker in turn, and after that always a slot of the last worker."""
 
     def __init__(self, workers: Sequence[WorkerDouble]) -> None:
@@ -177,7 +177,7 @@ class MovedRunner:
         )
         assert isinstance(session, DuplexSession)
         self.session = session
-        self.fabric, self.client = _Fabric(workers), _Client()
+        self.fabric, self.client = _GrantsInTurn(workers), _Client()
         self.metrics = EdgeMetrics(no_states, 0.1)
         self.spans = SessionSpans(telemetry or Telemetry("edge"), "s", clock)
         self.runner = DuplexRunner(

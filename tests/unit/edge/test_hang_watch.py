@@ -43,7 +43,7 @@ class Runner:
         self.is_lost.set()
 
 
-class Fabric:
+class ScriptedHealth:
     """Answers health checks of workers with `answers` in order, then repeats the last answer."""
 
     def __init__(self, *answers: bool | Exception) -> None:
@@ -64,9 +64,9 @@ class Fabric:
 
 
 @contextlib.asynccontextmanager
-async def watching(fabric: Fabric, *runners: Runner) -> AsyncGenerator[None]:
+async def watching(health: ScriptedHealth, *runners: Runner) -> AsyncGenerator[None]:
     """Run a `HangWatch` during the body of the `with`; a session is overdue after 20 ms."""
-    watch = HangWatch(lambda: cast("Any", runners), cast("Any", fabric), 0.02)
+    watch = HangWatch(lambda: cast("Any", runners), cast("Any", health), 0.02)
     task = asyncio.create_task(watch.run())
     try:
         yield
@@ -78,30 +78,30 @@ async def watching(fabric: Fabric, *runners: Runner) -> AsyncGenerator[None]:
 
 async def test_one_check_moves_all_overdue_sessions_of_a_worker() -> None:
     runners = Runner(5.0), Runner(5.0)
-    on_time, fabric = Runner(0.0), Fabric(False)
-    async with watching(fabric, *runners, on_time), asyncio.timeout(WITHIN_S):
+    on_time, health = Runner(0.0), ScriptedHealth(False)
+    async with watching(health, *runners, on_time), asyncio.timeout(WITHIN_S):
         for runner in runners:
             await runner.is_lost.wait()
-    assert fabric.check_count == 1
-    assert fabric.unreachable == ["w"]
+    assert health.check_count == 1
+    assert health.unreachable == ["w"]
     assert not on_time.is_lost.is_set()
     assert not on_time.is_hedged.is_set()
 
 
 async def test_session_prepares_another_worker_although_its_own_is_only_slow() -> None:
-    runner, fabric = Runner(5.0), Fabric(True)
-    async with watching(fabric, runner), asyncio.timeout(WITHIN_S):
+    runner, health = Runner(5.0), ScriptedHealth(True)
+    async with watching(health, runner), asyncio.timeout(WITHIN_S):
         await runner.is_hedged.wait()
     assert not runner.is_lost.is_set()
-    assert fabric.unreachable == []
+    assert health.unreachable == []
 
 
 async def test_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    runner, fabric = Runner(5.0), Fabric(RuntimeError("broken"), False)
+    runner, health = Runner(5.0), ScriptedHealth(RuntimeError("broken"), False)
     with caplog.at_level(logging.ERROR):
-        async with watching(fabric, runner), asyncio.timeout(WITHIN_S):
+        async with watching(health, runner), asyncio.timeout(WITHIN_S):
             await runner.is_lost.wait()
-    assert fabric.check_count == 2
+    assert health.check_count == 2
     assert "broken" in caplog.text
 
 
@@ -111,9 +111,9 @@ async def test_sessions_are_not_overdue_if_this_process_had_no_time(
     """Answers that arrived meanwhile are read before the next check for overdue sessions."""
     clock_s, looked = itertools.count(0.0, 60.0), asyncio.Event()
     stalled = SimpleNamespace(monotonic=lambda: looked.set() or next(clock_s))
-    runner, fabric = Runner(5.0), Fabric(True)
+    runner, health = Runner(5.0), ScriptedHealth(True)
     monkeypatch.setattr(hang_watch, "time", stalled)
-    async with watching(fabric, runner), asyncio.timeout(WITHIN_S):
+    async with watching(health, runner), asyncio.timeout(WITHIN_S):
         for _ in range(4):
             looked.clear()
             await looked.wait()

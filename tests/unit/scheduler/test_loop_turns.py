@@ -27,7 +27,7 @@ from duplane.scheduler.watch import PORTION, SNAPSHOT_LENGTH, Watch
 TICKET_COUNT = 3 * SNAPSHOT_LENGTH
 
 
-class Fabric:
+class LocalScheduler:
     """Store and state of one scheduler."""
 
     def __init__(self) -> None:
@@ -69,15 +69,15 @@ class Turns:
 
 
 @pytest.fixture
-async def full(monkeypatch: pytest.MonkeyPatch) -> Fabric:
-    fabric = Fabric()
+async def full(monkeypatch: pytest.MonkeyPatch) -> LocalScheduler:
+    scheduler = LocalScheduler()
     for number in range(TICKET_COUNT):
-        await fabric.enqueue(f"r{number}")
-    return fabric
+        await scheduler.enqueue(f"r{number}")
+    return scheduler
 
 
 async def test_snapshot_lets_other_tasks_run_and_comes_in_parts(
-    full: Fabric, monkeypatch: pytest.MonkeyPatch
+    full: LocalScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(monkeypatch, watch, "ticket_status")
     parts = [part async for part in full.watch.snapshot()]
@@ -89,7 +89,7 @@ async def test_snapshot_lets_other_tasks_run_and_comes_in_parts(
 
 
 async def test_list_lets_other_tasks_run_and_leaves_out_what_ends_meanwhile(
-    full: Fabric, monkeypatch: pytest.MonkeyPatch
+    full: LocalScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(monkeypatch, watch, "ticket_status")
     last = max(full.state.tickets)
@@ -107,21 +107,21 @@ async def test_list_lets_other_tasks_run_and_leaves_out_what_ends_meanwhile(
 
 
 async def test_positions_of_many_queues_are_published_in_turn() -> None:
-    fabric = Fabric()
+    scheduler = LocalScheduler()
     published = list[QueueEntry]()
-    await fabric.store.register(register_message())
+    await scheduler.store.register(register_message())
     tickets = [
-        [await fabric.enqueue(f"r{queue}.{place}", pool=f"p{queue}") for place in range(3)]
+        [await scheduler.enqueue(f"r{queue}.{place}", pool=f"p{queue}") for place in range(3)]
         for queue in range(20)
     ]
-    fabric.state.position_listeners.append(published.extend)
+    scheduler.state.position_listeners.append(published.extend)
     for first, *_ in tickets:
-        await fabric.store.cancel(first.order)
+        await scheduler.store.cancel(first.order)
     counts: list[int] = []
     has_more = True
     while has_more:
         before = len(published)
-        has_more = fabric.state.publish_positions(32)
+        has_more = scheduler.state.publish_positions(32)
         counts.append(len(published) - before)
     assert max(counts) <= 2 * 4
     moved = {entry.ticket.order for entry in published}
@@ -150,7 +150,7 @@ def test_forecast_of_many_demands_simulates_a_bounded_number_of_portions(
 
 
 async def test_forecast_is_bounded_with_many_label_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = Fabric()
+    scheduler = LocalScheduler()
     outlook = Supply.outlook
     outlooks = list[Supply]()
 
@@ -161,18 +161,20 @@ async def test_forecast_is_bounded_with_many_label_sets(monkeypatch: pytest.Monk
     monkeypatch.setattr(Supply, "outlook", counted)
     for number in range(100):
         labels = {"host": str(number), "zone": "a"}
-        await fabric.store.register(register_message(f"w{number}", labels=labels))
-    tickets = [await fabric.enqueue(f"r{number}", needs={"host": str(number)}) for number in (7, 8)]
-    anywhere = [await fabric.enqueue(f"a{number}", needs={"zone": "a"}) for number in range(400)]
-    elsewhere = await fabric.enqueue("nowhere", needs={"host": "unknown"})
-    assert [fabric.state.wait_s(ticket) for ticket in tickets] == [0, 0]
+        await scheduler.store.register(register_message(f"w{number}", labels=labels))
+    tickets = [
+        await scheduler.enqueue(f"r{number}", needs={"host": str(number)}) for number in (7, 8)
+    ]
+    anywhere = [await scheduler.enqueue(f"a{number}", needs={"zone": "a"}) for number in range(400)]
+    elsewhere = await scheduler.enqueue("nowhere", needs={"host": "unknown"})
+    assert [scheduler.state.wait_s(ticket) for ticket in tickets] == [0, 0]
     assert len(outlooks) == 2
-    assert fabric.state.wait_s(anywhere[0]) == 0
+    assert scheduler.state.wait_s(anywhere[0]) == 0
     # The last of 400 tickets waits for three sessions on each of 100 workers. The forecast is right
     # although it simulates only a part of these workers.
-    assert fabric.state.wait_s(anywhere[-1]) == pytest.approx(360, rel=0.1)
+    assert scheduler.state.wait_s(anywhere[-1]) == pytest.approx(360, rel=0.1)
     assert len(outlooks) <= 2 + 32
-    assert fabric.state.wait_s(elsewhere) is None
+    assert scheduler.state.wait_s(elsewhere) is None
 
 
 def counted_anew(state: SchedulerState) -> Iterator[tuple[str, str]]:
@@ -183,41 +185,41 @@ def counted_anew(state: SchedulerState) -> Iterator[tuple[str, str]]:
 
 
 async def test_counts_of_slots_follow_every_change() -> None:
-    fabric = Fabric()
-    counts = SlotCounts(fabric.state)
+    scheduler = LocalScheduler()
+    counts = SlotCounts(scheduler.state)
 
     def check() -> None:
         found = {key: count for key, count in counts.by_state(counts.pools) if count}
         expected: dict[tuple[str, str], int] = {}
-        for key in counted_anew(fabric.state):
+        for key in counted_anew(scheduler.state):
             expected[key] = expected.get(key, 0) + 1
         assert found == expected
-        states = [worker_state(worker) for worker in fabric.state.workers.values()]
+        states = [worker_state(worker) for worker in scheduler.state.workers.values()]
         assert {state: count for state, count in counts.workers.items() if count} == {
             state: states.count(state) for state in states
         }
 
-    first = await attached(fabric, "first", "a")
-    second = await attached(fabric, "second", "b")
+    first = await attached(scheduler, "first", "a")
+    second = await attached(scheduler, "second", "b")
     check()
-    ticket = await fabric.enqueue("r")
+    ticket = await scheduler.enqueue("r")
     claims = lease_pb2.LeaseClaims(lease_id="l", worker_id="first", worker_epoch=first.epoch)
-    grant = await fabric.store.try_grant(ticket, Offer(claims, 60))
+    grant = await scheduler.store.try_grant(ticket, Offer(claims, 60))
     assert grant
     check()
-    await fabric.store.claim(grant)
+    await scheduler.store.claim(grant)
     check()
     broken = registry_pb2.SlotReport(slot=1, state=registry_pb2.SLOT_STATE_BROKEN)
     slots = (second.slots[0], broken)
-    await fabric.store.report(replace(second, slots=slots, is_draining=True))
+    await scheduler.store.report(replace(second, slots=slots, is_draining=True))
     check()
-    await fabric.store.release(grant)
-    await fabric.store.unregister("second", second.epoch)
+    await scheduler.store.release(grant)
+    await scheduler.store.unregister("second", second.epoch)
     check()
     assert set(counts.pools) == {"a"}
 
 
-async def attached(fabric: Fabric, name: str, pool: str) -> Worker:
-    worker = await fabric.store.register(register_message(name, 2, pool=pool))
+async def attached(scheduler: LocalScheduler, name: str, pool: str) -> Worker:
+    worker = await scheduler.store.register(register_message(name, 2, pool=pool))
     assert worker
     return worker

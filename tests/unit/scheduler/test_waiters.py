@@ -23,17 +23,17 @@ from duplane.scheduler.store.base import (
     Worker,
 )
 from duplane.scheduler.store.memory import MemoryStore
-from duplane.scheduler.waiters import Waiter, Waiters
+from duplane.scheduler.waiters import Enqueue, Waiter, Waiters
 from duplane.scheduler.watch import BACKLOG_LENGTH, Watch
 
 
-class Fabric:
+class LocalScheduler:
     """Store, state and waiters of one scheduler. The test makes each grant."""
 
-    def __init__(self) -> None:
+    def __init__(self, enqueue: Enqueue | None = None) -> None:
         self.store = MemoryStore(1_700_000_000_000)
         self.state = SchedulerState(time.monotonic)
-        self.waiters = Waiters(self.store, self.state, limit=10)
+        self.waiters = Waiters(self.store, self.state, 10, enqueue)
         self.watch = Watch(self.state, ticket_limit=10)
         self.store.subscribe(self.state.apply)
 
@@ -67,50 +67,50 @@ def reason(waiter: Waiter) -> Reason | None:
 
 
 async def test_ticket_is_cancelled_when_its_call_ends() -> None:
-    fabric = Fabric()
-    async with fabric.waiters.waiting(request()) as waiter:
-        entry = fabric.waiters.entry(waiter)
+    scheduler = LocalScheduler()
+    async with scheduler.waiters.waiting(request()) as waiter:
+        entry = scheduler.waiters.entry(waiter)
         assert entry
         assert entry.position == 1
-    assert not fabric.state.tickets
+    assert not scheduler.state.tickets
 
 
 async def test_caller_may_return_before_the_worker_of_its_kind() -> None:
-    fabric = Fabric()
-    async with fabric.waiters.waiting(request()) as waiter:
-        entry = fabric.waiters.entry(waiter)
+    scheduler = LocalScheduler()
+    async with scheduler.waiters.waiting(request()) as waiter:
+        entry = scheduler.waiters.entry(waiter)
         assert entry
-    await fabric.store.register(register_message(kinds=[OMNI]))
+    await scheduler.store.register(register_message(kinds=[OMNI]))
     with pytest.raises(FabricError, match="no worker") as refused:
-        async with fabric.waiters.waiting(request("new")):
+        async with scheduler.waiters.waiting(request("new")):
             pass
     assert refused.value.reason is Reason.KIND_NOT_SERVED
-    async with fabric.waiters.waiting(request("r", entry.ticket.ticket_id)) as waiter:
+    async with scheduler.waiters.waiting(request("r", entry.ticket.ticket_id)) as waiter:
         assert waiter.order == entry.ticket.order
 
 
 async def test_undelivered_grant_is_given_back_at_once() -> None:
-    fabric = Fabric()
-    await fabric.attach()
-    async with fabric.waiters.waiting(request()) as waiter:
-        grant = await fabric.grant()
+    scheduler = LocalScheduler()
+    await scheduler.attach()
+    async with scheduler.waiters.waiting(request()) as waiter:
+        grant = await scheduler.grant()
         assert waiter.grant == grant
         assert waiter.changed.is_set()
-    assert not fabric.state.grants
+    assert not scheduler.state.grants
 
 
 async def test_returning_ticket_is_in_the_queue_before_its_former_grant_ends() -> None:
     """If the grant ended first, the next ticket could get the slot of the returning ticket."""
-    fabric = Fabric()
-    await fabric.attach()
-    async with fabric.waiters.waiting(request("first")) as waiter:
-        grant = await fabric.grant()
+    scheduler = LocalScheduler()
+    await scheduler.attach()
+    async with scheduler.waiters.waiting(request("first")) as waiter:
+        grant = await scheduler.grant()
         waiter.is_delivered = True
     assert grant.ticket
     changes: list[Change] = []
-    fabric.store.subscribe(changes.append)
+    scheduler.store.subscribe(changes.append)
     changes.clear()
-    async with fabric.waiters.waiting(request("again", grant.ticket.ticket_id)) as waiter:
+    async with scheduler.waiters.waiting(request("again", grant.ticket.ticket_id)) as waiter:
         assert waiter.order == grant.ticket.order
         put, gone = changes
         assert isinstance(put, TicketPut)
@@ -118,182 +118,176 @@ async def test_returning_ticket_is_in_the_queue_before_its_former_grant_ends() -
 
 
 async def test_delivered_grant_stays_when_its_call_ends() -> None:
-    fabric = Fabric()
-    await fabric.attach()
-    async with fabric.waiters.waiting(request()) as waiter:
-        grant = await fabric.grant()
+    scheduler = LocalScheduler()
+    await scheduler.attach()
+    async with scheduler.waiters.waiting(request()) as waiter:
+        grant = await scheduler.grant()
         waiter.is_delivered = True
-    assert list(fabric.state.grants.values()) == [grant]
+    assert list(scheduler.state.grants.values()) == [grant]
 
 
-async def test_grant_that_ends_before_the_repeated_call_learns_of_it_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fabric = Fabric()
-    await fabric.attach()
-    enqueue = fabric.store.enqueue
-    async with fabric.waiters.waiting(request()) as first:
-        grant = await fabric.grant()
+async def test_grant_that_ends_before_the_repeated_call_learns_of_it_is_not_used() -> None:
+    grants: list[Grant] = []
+
+    async def enqueue_late(*arguments: Any) -> Ticket | Grant:
+        found = await scheduler.store.enqueue(*arguments)
+        for grant in grants:
+            await scheduler.store.give_back(grant)
+        return found
+
+    scheduler = LocalScheduler(enqueue_late)
+    await scheduler.attach()
+    async with scheduler.waiters.waiting(request()) as first:
+        grants.append(await scheduler.grant())
         first.is_delivered = True
-
-        async def enqueue_late(*arguments: Any) -> Ticket | Grant:
-            found = await enqueue(*arguments)
-            await fabric.store.give_back(grant)
-            return found
-
-        monkeypatch.setattr(fabric.waiters, "_enqueue_request", enqueue_late)
-        async with fabric.waiters.waiting(request()) as second:
+        async with scheduler.waiters.waiting(request()) as second:
             assert second.grant is None
-            assert fabric.waiters.entry(second)
+            assert scheduler.waiters.entry(second)
 
 
-async def test_call_whose_ticket_ended_in_missed_events_returns_to_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fabric = Fabric()
-
+async def test_call_whose_ticket_ended_in_missed_events_returns_to_its_place() -> None:
     async def enqueue(wanted: lease_pb2.AcquireLeaseRequest, owner: str, *_: object) -> Ticket:
         return Ticket(5, owner, wanted)
 
-    monkeypatch.setattr(fabric.waiters, "_enqueue_request", enqueue)
-    async with fabric.waiters.waiting(request()) as waiter:
+    scheduler = LocalScheduler(enqueue)
+    async with scheduler.waiters.waiting(request()) as waiter:
         assert waiter.has_lost_place
 
 
 async def test_ticket_taken_over_by_another_demand_waits_in_one_queue_only() -> None:
-    fabric = Fabric()
-    ticket = await fabric.store.enqueue(request(), "owner")
+    scheduler = LocalScheduler()
+    ticket = await scheduler.store.enqueue(request(), "owner")
     assert isinstance(ticket, Ticket)
     other = lease_pb2.AcquireLeaseRequest(
         request_id="other", kind=OMNI, needs={"zone": "a"}, ticket_id=ticket.ticket_id
     )
-    await fabric.store.enqueue(other, "another", ticket.order)
-    (pool,) = fabric.state._pools.values()
+    await scheduler.store.enqueue(other, "another", ticket.order)
+    (pool,) = scheduler.state._pools.values()
     (queue,) = pool.queues.values()
     assert [entry.ticket.request for entry in queue] == [other]
-    await fabric.store.cancel(ticket.order)
-    assert not fabric.state.waiting_pools
+    await scheduler.store.cancel(ticket.order)
+    assert not scheduler.state.waiting_pools
 
 
 async def test_cancelled_call_gives_back_what_it_holds() -> None:
-    fabric = Fabric()
+    scheduler = LocalScheduler()
     is_waiting = asyncio.Event()
-    await fabric.attach()
+    await scheduler.attach()
 
     async def call() -> None:
-        async with fabric.waiters.waiting(request()):
+        async with scheduler.waiters.waiting(request()):
             is_waiting.set()
             await asyncio.Event().wait()
 
     waiting = asyncio.create_task(call())
     await is_waiting.wait()
-    await fabric.grant()
+    await scheduler.grant()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert not fabric.state.grants
-    assert not fabric.state.requests
+    assert not scheduler.state.grants
+    assert not scheduler.state.requests
 
 
 async def test_call_whose_grant_ended_before_delivery_waits_again_at_its_old_place() -> None:
-    fabric = Fabric()
-    worker = await fabric.attach()
+    scheduler = LocalScheduler()
+    worker = await scheduler.attach()
     async with (
-        fabric.waiters.waiting(request("first")) as first,
-        fabric.waiters.waiting(request("second")),
+        scheduler.waiters.waiting(request("first")) as first,
+        scheduler.waiters.waiting(request("second")),
     ):
         order = first.order
-        await fabric.grant()
-        await fabric.store.unregister(worker.worker_id, worker.epoch)
+        await scheduler.grant()
+        await scheduler.store.unregister(worker.worker_id, worker.epoch)
         assert first.grant is None
         assert first.has_lost_place
-        await fabric.waiters.enqueue_again(first)
+        await scheduler.waiters.enqueue_again(first)
         assert first.order == order
-        await fabric.attach()
-        assert await fabric.grant() == first.grant
-    assert not fabric.state.requests
+        await scheduler.attach()
+        assert await scheduler.grant() == first.grant
+    assert not scheduler.state.requests
 
 
 async def test_repeated_call_takes_over_an_undelivered_grant() -> None:
-    fabric = Fabric()
-    await fabric.attach()
-    async with fabric.waiters.waiting(request()) as first:
-        grant = await fabric.grant()
-        async with fabric.waiters.waiting(request()) as second:
+    scheduler = LocalScheduler()
+    await scheduler.attach()
+    async with scheduler.waiters.waiting(request()) as first:
+        grant = await scheduler.grant()
+        async with scheduler.waiters.waiting(request()) as second:
             assert reason(first) is Reason.SUPERSEDED
             assert second.grant == grant
             assert not second.is_delivered
-        assert not fabric.state.grants, "the call that took it over ended, and the grant remains"
-    async with fabric.waiters.waiting(request()) as third:
+        assert not scheduler.state.grants, "the call that took it over ended, and the grant remains"
+    async with scheduler.waiters.waiting(request()) as third:
         assert third.grant is None
 
 
 async def test_repeated_call_that_fails_leaves_a_delivered_grant_alone() -> None:
-    fabric = Fabric()
-    await fabric.attach()
-    async with fabric.waiters.waiting(request()) as first:
-        grant = await fabric.grant()
+    scheduler = LocalScheduler()
+    await scheduler.attach()
+    async with scheduler.waiters.waiting(request()) as first:
+        grant = await scheduler.grant()
         first.is_delivered = True
-    async with fabric.waiters.waiting(request()) as second:
+    async with scheduler.waiters.waiting(request()) as second:
         assert second.grant == grant
-    assert list(fabric.state.grants.values()) == [grant]
+    assert list(scheduler.state.grants.values()) == [grant]
 
 
 async def test_superseded_call_gives_nothing_back() -> None:
-    fabric = Fabric()
-    async with fabric.waiters.waiting(request()) as first:
-        ticket = fabric.state.tickets[first.order or 0]
-        async with fabric.waiters.waiting(request("other", ticket.ticket_id)) as second:
+    scheduler = LocalScheduler()
+    async with scheduler.waiters.waiting(request()) as first:
+        ticket = scheduler.state.tickets[first.order or 0]
+        async with scheduler.waiters.waiting(request("other", ticket.ticket_id)) as second:
             assert reason(first) is Reason.SUPERSEDED
             assert second.order == first.order
-            async with fabric.waiters.waiting(request("other")) as third:
+            async with scheduler.waiters.waiting(request("other")) as third:
                 assert reason(second) is Reason.SUPERSEDED
                 assert third.order == first.order
-            assert not fabric.state.tickets
+            assert not scheduler.state.tickets
 
 
 async def test_call_with_the_ticket_of_an_undelivered_grant_ends_the_former_call() -> None:
-    fabric = Fabric()
-    await fabric.attach(slot_count=2)
-    async with fabric.waiters.waiting(request("first")) as first:
-        grant = await fabric.grant()
+    scheduler = LocalScheduler()
+    await scheduler.attach(slot_count=2)
+    async with scheduler.waiters.waiting(request("first")) as first:
+        grant = await scheduler.grant()
         assert grant.ticket
-        async with fabric.waiters.waiting(request("second", grant.ticket.ticket_id)) as second:
+        async with scheduler.waiters.waiting(request("second", grant.ticket.ticket_id)) as second:
             assert reason(first) is Reason.SUPERSEDED
-            assert not fabric.state.grants
+            assert not scheduler.state.grants
             assert second.order == first.order
-            assert (await fabric.grant()) == second.grant
+            assert (await scheduler.grant()) == second.grant
 
 
 async def test_close_ends_every_wait_and_refuses_new_ones() -> None:
-    fabric = Fabric()
-    async with fabric.waiters.waiting(request()) as waiter:
-        fabric.waiters.refuse("the scheduler is stopping")
+    scheduler = LocalScheduler()
+    async with scheduler.waiters.waiting(request()) as waiter:
+        scheduler.waiters.refuse("the scheduler is stopping")
         assert reason(waiter) is Reason.UNAVAILABLE
     with pytest.raises(FabricError) as refused:
-        async with fabric.waiters.waiting(request()):
+        async with scheduler.waiters.waiting(request()):
             pass
     assert refused.value.reason is Reason.UNAVAILABLE
 
 
 async def test_slow_watcher_gets_a_snapshot_in_place_of_what_it_missed() -> None:
-    fabric = Fabric()
-    quick, slow = fabric.watch.steps(), fabric.watch.steps()
+    scheduler = LocalScheduler()
+    quick, slow = scheduler.watch.steps(), scheduler.watch.steps()
     assert (await anext(quick)).HasField("snapshot")
     assert (await anext(slow)).HasField("snapshot")
     for count in range(BACKLOG_LENGTH // 2 + 1):
-        ticket = await fabric.store.enqueue(request(f"r{count}"), "owner")
+        ticket = await scheduler.store.enqueue(request(f"r{count}"), "owner")
         assert not isinstance(ticket, Grant)
         assert (await anext(quick)).ticket.ticket_id == ticket.ticket_id
-        await fabric.store.cancel(ticket.order)
+        await scheduler.store.cancel(ticket.order)
         assert (await anext(quick)).removed_ticket_id == ticket.ticket_id
-    last = await fabric.store.enqueue(request("last"), "owner")
+    last = await scheduler.store.enqueue(request("last"), "owner")
     assert not isinstance(last, Grant)
     snapshot = (await anext(slow)).snapshot
     assert [one.ticket_id for one in snapshot.tickets] == [last.ticket_id]
-    await fabric.store.cancel(last.order)
+    await scheduler.store.cancel(last.order)
     assert (await anext(slow)).removed_ticket_id == last.ticket_id
-    fabric.watch.refuse("the scheduler is stopping")
+    scheduler.watch.refuse("the scheduler is stopping")
     for reader in (quick, slow):
         with pytest.raises(FabricError):
             await drained(reader)

@@ -14,7 +14,7 @@ from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 PAGE_COUNT = 3
 
 
-class Fabric:
+class PagedFabric:
     """A fabric whose lists have one item on each page. A page's token is the page's number."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Fabric:
 
 
 async def test_all_pages_of_each_list_are_joined() -> None:
-    fabric = cast(FabricClient, Fabric())
+    fabric = cast(FabricClient, PagedFabric())
     workers = await list_workers(fabric)
     assert [one.worker.worker_id for one in workers.workers] == ["w0", "w1", "w2"]
     leases = await list_leases(fabric)
@@ -60,7 +60,7 @@ async def test_all_pages_of_each_list_are_joined() -> None:
 
 async def test_number_of_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fabric_routes, "MAX_PAGES", 2)
-    fabric = Fabric()
+    fabric = PagedFabric()
     tickets = await list_tickets(cast(FabricClient, fabric))
     assert [one.ticket_id for one in tickets.tickets] == ["t0", "t1"]
     assert tickets.next_page_token == "2"
