@@ -63,7 +63,7 @@ async def test_scheduler_that_does_not_answer_is_left_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The connection to this scheduler stays open, as if the process was frozen."""
-    monkeypatch.setattr(client_module, "_FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr(client_module, "FIRST_ANSWER_S", 0.5)
     async with (
         SchedulerHarness.running() as harness,
         FaultProxy(harness.address) as proxy,
@@ -193,7 +193,7 @@ async def test_position_never_grows_when_a_scheduler_has_lost_its_queue() -> Non
 async def test_waiting_request_returns_as_soon_as_a_scheduler_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "_CONNECT_S", 10 * WITHIN_S)
+    monkeypatch.setattr(client_module, "CONNECT_S", 10 * WITHIN_S)
     until_any_ready, waits = ChannelPool.until_any_ready, asyncio.Event()
 
     async def noted(pool: ChannelPool, addresses: Collection[str], timeout_s: float) -> None:

@@ -36,7 +36,7 @@ _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
     ("grpc.http2.bdp_probe", 0),
 )
-_SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
+SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # refuse a port that another process uses
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
@@ -55,7 +55,7 @@ def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
     )
 
 
-_CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
+CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
     *_ping_timeout(_PING_TIMEOUT_S),
     ("grpc.enable_http_proxy", 0),  # ignore proxies that the environment names
@@ -69,7 +69,7 @@ _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
 
 def open_channel(address: str) -> grpc.aio.Channel:
     """Return a channel to host:port. The channel connects at its first call."""
-    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
 
 
 class FabricServer:
@@ -81,7 +81,7 @@ class FabricServer:
     """
 
     def __init__(self, *services: str, ping_timeout_s: float = _PING_TIMEOUT_S) -> None:
-        self.grpc = grpc.aio.server(options=(*_SERVER_OPTIONS, *_ping_timeout(ping_timeout_s)))
+        self.grpc = grpc.aio.server(options=(*SERVER_OPTIONS, *_ping_timeout(ping_timeout_s)))
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()
         health_grpc.add_HealthServicer_to_server(self._health, self.grpc)

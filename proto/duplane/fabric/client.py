@@ -44,15 +44,15 @@ _AcquireCall = grpc.aio.UnaryStreamCall[
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 OnGranted = Callable[[lease_pb2.Granted], None]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# If no scheduler answers, the client pauses for _RETRY_S and waits up to _CONNECT_S for a
+# If no scheduler answers, the client pauses for _RETRY_S and waits up to CONNECT_S for a
 # connection. Then it calls all schedulers again.
 _RETRY_S = 0.2
-_CONNECT_S = 0.5
-_FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
+CONNECT_S = 0.5
+FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
 _END_S = 0.5  # longest wait after a grant for the end of the call; then the grant is used anyway
 _RELEASE_TIMEOUT_S = 2.0
 _CLAIM_ATTEMPTS = 6  # failed claims after which a session is given up
-_FIRST_CLAIM_BACKOFF_S = 0.2  # doubled after each grant that could not be claimed
+FIRST_CLAIM_BACKOFF_S = 0.2  # doubled after each grant that could not be claimed
 _AVOID_S = 15.0  # how long a worker that could not be reached is avoided
 _MAX_UNREPORTED = 1024  # leases on unreachable workers that are not given back yet
 _MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
@@ -156,7 +156,7 @@ class FabricClient:
     async def _until_connected(self) -> None:
         """Wait a limited time for a connection to any scheduler. All requests share one wait."""
         if self._connecting is None or self._connecting.done():
-            connecting = self._to_schedulers.until_any_ready(self._schedulers, _CONNECT_S)
+            connecting = self._to_schedulers.until_any_ready(self._schedulers, CONNECT_S)
             self._connecting = asyncio.create_task(connecting)
         await asyncio.wait([self._connecting])
 
@@ -178,7 +178,7 @@ class FabricClient:
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
         """Return the grant from the stream of one call. Write the ticket's id to `request`."""
-        first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
+        first_answer_s = FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
             # Read the stream to its end. If the client cancelled the call after the grant, it would
@@ -277,7 +277,7 @@ class FabricClient:
                 else:
                     yield stream
                     return
-            await asyncio.sleep(_FIRST_CLAIM_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
+            await asyncio.sleep(FIRST_CLAIM_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
         raise FabricError(Reason.UNAVAILABLE, "no granted worker could be reached")
 
     async def is_alive(self, worker_address: str, within_s: float) -> bool:

@@ -169,7 +169,7 @@ async def test_worker_killed_mid_unit_ends_the_session_with_an_error() -> None:
 async def test_grants_of_a_dead_worker_end_as_worker_connect_failed(
     first: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duplane.fabric.client._FIRST_CLAIM_BACKOFF_S", 0.01)
+    monkeypatch.setattr("duplane.fabric.client.FIRST_CLAIM_BACKOFF_S", 0.01)
     async with live_edge() as edge:
         edge.fabric.is_automatic = False
         await edge.fabric.worker_server.stop(0)

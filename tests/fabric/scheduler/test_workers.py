@@ -23,6 +23,7 @@ from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.store.base import Grant
+from duplane.scheduler.store.measured import MeasuredStore
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
@@ -253,15 +254,13 @@ async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with SchedulerHarness.running() as harness:
-        assert harness._scheduler
         operator, adopting = await harness.operator(), asyncio.Event()
 
-        async def adopt(grant: object) -> bool:
-            del grant
+        async def adopt(*_: object) -> bool:
             adopting.set()
             return await asyncio.Event().wait()
 
-        monkeypatch.setattr(harness._scheduler._store, "adopt", adopt)
+        monkeypatch.setattr(MeasuredStore, "adopt", adopt)
         slot = registry_pb2.SlotReport(lease_id="lease", state=OCCUPIED, fencing_number=1)
         register = register_message(slots=[slot])
         worker = FakeWorker(await harness.channel(), register)
@@ -279,17 +278,15 @@ async def test_slot_that_is_given_back_while_others_are_settled_is_granted_again
 ) -> None:
     """The revoke comes after the registration, before the store has adopted all its leases."""
     async with SchedulerHarness.running() as harness:
-        assert harness._scheduler
         operator, may_adopt, adopting = await harness.operator(), asyncio.Event(), list[str]()
-        store = harness._scheduler._store
-        real_adopt = store.adopt
+        real_adopt = MeasuredStore.adopt
 
-        async def adopt(grant: Grant) -> bool:
+        async def adopt(store: MeasuredStore, grant: Grant) -> bool:
             adopting.append(grant.claims.lease_id)
             await may_adopt.wait()
-            return await real_adopt(grant)
+            return await real_adopt(store, grant)
 
-        monkeypatch.setattr(store, "adopt", adopt)
+        monkeypatch.setattr(MeasuredStore, "adopt", adopt)
         slots = slot_reports(OCCUPIED, OCCUPIED, FREE)
         slots[0].lease_id, slots[1].lease_id = "first", "second"
         slots[0].fencing_number = slots[1].fencing_number = 1

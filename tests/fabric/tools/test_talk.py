@@ -173,7 +173,7 @@ async def test_tls_to_a_plain_port_and_plain_to_tls_are_distinguished() -> None:
 async def test_server_that_does_not_answer_is_not_taken_for_one_without_tls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "_OPEN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "OPEN_TIMEOUT_S", 0.2)
     for scheme in ("ws", "wss"):
         assert "does not answer" in await connect_error(None, scheme)
 

@@ -185,7 +185,7 @@ async def test_receiver_that_fails_costs_only_the_report(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(duplane.tools.up.tracing, "_STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(duplane.tools.up.tracing, "STOP_TIMEOUT_S", 0.2)
     async with traced(is_traced=True, out=None, show=print):
         receivers[0].send_signal(fault)
         if fault is signal.SIGKILL:

@@ -109,8 +109,8 @@ async def test_a_worker_that_is_refused_comes_back() -> None:
 async def test_a_worker_attaches_as_soon_as_its_scheduler_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attach, "_FIRST_BACKOFF_S", 600.0)
-    monkeypatch.setattr(attach, "_MAX_BACKOFF_S", 600.0)
+    monkeypatch.setattr(attach, "FIRST_BACKOFF_S", 600.0)
+    monkeypatch.setattr(attach, "MAX_BACKOFF_S", 600.0)
     async with running_worker() as rig:
         await rig.scheduler.stop()
         await rig.scheduler.start(rig.scheduler.address)
@@ -120,8 +120,8 @@ async def test_a_worker_attaches_as_soon_as_its_scheduler_listens(
 async def test_a_worker_attaches_as_soon_as_its_scheduler_accepts_calls_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attach, "_FIRST_BACKOFF_S", 600.0)
-    monkeypatch.setattr(attach, "_MAX_BACKOFF_S", 600.0)
+    monkeypatch.setattr(attach, "FIRST_BACKOFF_S", 600.0)
+    monkeypatch.setattr(attach, "MAX_BACKOFF_S", 600.0)
     async with running_worker(schedulers=("127.0.0.1:1",)) as rig:
         await rig.scheduler.stop()
         rig.scheduler.refusal = FabricError(Reason.UNAVAILABLE, "no contact to the store")

@@ -12,9 +12,8 @@ from duplane.fabric import channel
 OPTIONS = {
     name
     for name, _ in (
-        *channel._CLIENT_OPTIONS,
-        *channel._SERVER_OPTIONS,
-        *channel._ping_timeout(1.0),
+        *channel.CLIENT_OPTIONS,
+        *channel.SERVER_OPTIONS,
     )
 }
 
@@ -31,6 +30,6 @@ def test_option_is_one_that_grpc_knows(core: bytes, option: str) -> None:
 
 
 def test_server_allows_the_pings_of_clients() -> None:
-    server, client = dict(channel._SERVER_OPTIONS), dict(channel._CLIENT_OPTIONS)
+    server, client = dict(channel.SERVER_OPTIONS), dict(channel.CLIENT_OPTIONS)
     allowed_ms = server["grpc.http2.min_ping_interval_without_data_ms"]
     assert allowed_ms < client["grpc.keepalive_time_ms"]

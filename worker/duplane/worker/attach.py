@@ -34,8 +34,8 @@ _SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
 _CONNECT_S = 0.5  # wait for a connection to one scheduler
 _PAUSE_S = 0.1  # between two attempts, unless a scheduler has refused the worker
 _MAX_PAUSE_S = 0.5  # before the worker asks which scheduler serves
-_FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 5.0
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0  # longest wait for `registered`
 _MIN_REPORT_INTERVAL_S = 0.05  # lower bound of the interval that the scheduler asks for
 
@@ -77,7 +77,7 @@ class AttachLoop:
         the loop pauses. Both times grow with each pass over the addresses without success.
         """
         failure_count = 0
-        backoff_s = _FIRST_BACKOFF_S
+        backoff_s = FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers
         while True:
             addresses = await resolve(self._schedulers)
@@ -89,7 +89,7 @@ class AttachLoop:
             self._absence.report(f"not attached at {self._scheduler}: {failure}")
             index += 1
             round_count, tried_count = divmod(failure_count, len(addresses))
-            backoff_s = min(_FIRST_BACKOFF_S * 2 ** min(round_count, 10), _MAX_BACKOFF_S)
+            backoff_s = min(FIRST_BACKOFF_S * 2 ** min(round_count, 10), MAX_BACKOFF_S)
             is_refused = not was_registered and failure.reason is not Reason.UNAVAILABLE
             is_round_over = round_count > 0 and tried_count == 0 and not is_refused
             pause_s = min(backoff_s, _MAX_PAUSE_S) if is_round_over else _PAUSE_S

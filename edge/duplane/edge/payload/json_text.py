@@ -10,7 +10,7 @@ from typing import cast
 import orjson
 import pybase64
 
-_MIN_LENGTH = 4096  # the parser reads shorter strings
+MIN_LENGTH = 4096  # the parser reads shorter strings
 _MAX_STRINGS = 32  # only the first strings of a message are examined
 # The mark that the parser reads in place of the long string. A message with escapes is parsed
 # whole, so no other string can equal the mark.
@@ -59,6 +59,6 @@ def _long_string(message: bytes) -> tuple[int, int] | None:
         closing = message.find(b'"', opening + 1)
         if opening < 0 or closing < 0:
             return None
-        if closing - opening > _MIN_LENGTH:
+        if closing - opening > MIN_LENGTH:
             return opening, closing
     return None

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 Status = TypeVar("Status", bound=Message)
 
 PAGE_LENGTH = 1000  # maximum number of items of a page
-_PAGE_BYTES = 4 * 1024 * 1024  # a page ends with the item that reaches this size
+PAGE_BYTES = 4 * 1024 * 1024  # a page ends with the item that reaches this size
 _PORTION = 64  # items that are described before other tasks can run
 _KEY_PORTION = 1024  # keys that are made before other tasks can run
 _KEYS_AGE_S = 30.0  # keys of a first page are used for the pages after it for this time
@@ -50,7 +50,7 @@ class Pages(Generic[Item, Status]):
         size = 0
         start = bisect_right(keys, token)
         for index in range(start, len(keys)):
-            if len(found) == length or size >= _PAGE_BYTES:
+            if len(found) == length or size >= PAGE_BYTES:
                 return found, keys[index - 1]
             if (index - start) % _PORTION == 0:
                 await asyncio.sleep(0)

@@ -132,7 +132,7 @@ def test_value_of_another_type_has_its_error() -> None:
 
 
 def test_only_long_strings_are_cut() -> None:
-    length = json_text._MIN_LENGTH
+    length = json_text.MIN_LENGTH
     for size, is_cut in ((length - 4, False), (length + 4, True)):
         event = parse(b'{"audio":"%b"}' % (b"A" * size))
         assert isinstance(event.get("audio", BASE64), bytes) is is_cut

@@ -67,5 +67,5 @@ async def test_first_page_shows_the_present_items() -> None:
 
 async def test_page_of_large_items_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     size = admin_pb2.TicketStatus(ticket_id="00000").ByteSize()
-    monkeypatch.setattr(pages_module, "_PAGE_BYTES", 2 * size - 1)
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 2 * size - 1)
     assert await Tickets(3).page(0) == (["00000", "00001"], "00001")

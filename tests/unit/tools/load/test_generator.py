@@ -161,7 +161,7 @@ def test_time_in_which_the_server_does_not_read_is_latency(
 
 
 def test_server_that_never_reads_breaks_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "_SEND_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(generator, "SEND_TIMEOUT_S", 0.02)
     server = Server()
     server.blocked_s = {3: 3600.0}
     load = measure(server)
@@ -172,7 +172,7 @@ def test_server_that_never_reads_breaks_the_session(monkeypatch: pytest.MonkeyPa
 
 
 def test_session_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "_CLOSE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(generator, "CLOSE_TIMEOUT_S", 0.02)
     server = Server()
     server.closes = False
     load = measure(server, session_units=4)

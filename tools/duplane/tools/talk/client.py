@@ -19,7 +19,7 @@ from duplane.tools.command import CommandError, UsageError
 from duplane.tools.talk.dialects import Message, TalkDialect
 
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_OPEN_TIMEOUT_S = 10.0  # for the connection and its handshakes
+OPEN_TIMEOUT_S = 10.0  # for the connection and its handshakes
 
 
 def full_url(url: str, path: str) -> str:
@@ -55,7 +55,7 @@ async def connected(url: str, ca: Path | None = None) -> AsyncGenerator[ClientCo
         connection = await connect(
             url,
             ssl=context,
-            open_timeout=_OPEN_TIMEOUT_S,
+            open_timeout=OPEN_TIMEOUT_S,
             max_size=_MAX_MESSAGE_BYTES,
             compression=None,
             proxy=None,

@@ -15,7 +15,7 @@ from duplane.fabric import process
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 _ALIVE = f"{process.ALIVE}\n".encode()  # the receiver writes it each second, as each process does
 _ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
@@ -61,7 +61,7 @@ async def _report(receiver: asyncio.subprocess.Process) -> str:
     report = b""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
         receiver.send_signal(signal.SIGINT)
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             # `communicate` would close stdin, and the receiver would end as if this process had
             # died.
             report = (await receiver.stdout.read()).replace(_ALIVE, b"")

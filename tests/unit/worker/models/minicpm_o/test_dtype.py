@@ -31,7 +31,7 @@ def cpu_with(monkeypatch: pytest.MonkeyPatch, *instructions: str) -> None:
 def test_a_large_model_is_bfloat16_if_the_cpu_has_instructions_for_it(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, instructions: str
 ) -> None:
-    monkeypatch.setattr(dtype, "_LEAST_PARAMETERS", 1000)
+    monkeypatch.setattr(dtype, "LEAST_PARAMETERS", 1000)
     cpu_with(monkeypatch, instructions)
     assert choose_dtype("auto", checkpoint, CPU) == "bfloat16"
 
@@ -44,7 +44,7 @@ def test_a_small_model_is_float32(checkpoint: Path, monkeypatch: pytest.MonkeyPa
 def test_a_large_model_is_float32_on_other_cpus(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtype, "_LEAST_PARAMETERS", 1000)
+    monkeypatch.setattr(dtype, "LEAST_PARAMETERS", 1000)
     cpu_with(monkeypatch)
     assert choose_dtype("auto", checkpoint, CPU) == "float32"
 
@@ -53,7 +53,7 @@ def test_a_dtype_that_is_set_is_used(checkpoint: Path, monkeypatch: pytest.Monke
     cpu_with(monkeypatch)
     assert choose_dtype("bfloat16", checkpoint, CPU) == "bfloat16"
     cpu_with(monkeypatch, "avx512_bf16")
-    monkeypatch.setattr(dtype, "_LEAST_PARAMETERS", 1000)
+    monkeypatch.setattr(dtype, "LEAST_PARAMETERS", 1000)
     assert choose_dtype("float32", checkpoint, CPU) == "float32"
 
 

@@ -37,8 +37,8 @@ _STALL_S = 0.05  # a longer delay is stored, because it can make a unit late
 _STALLS = 1000  # number of delays that are stored; older ones are deleted
 _OPENING_COUNT = 16  # sessions that open at the same time
 _ANSWER_TIMEOUT_S = 5.0  # for the last answers at the end of a session
-_CLOSE_TIMEOUT_S = 5.0  # for the connection to close after the end of a session
-_SEND_TIMEOUT_S = 10.0  # for the server to read a unit
+CLOSE_TIMEOUT_S = 5.0  # for the connection to close after the end of a session
+SEND_TIMEOUT_S = 10.0  # for the server to read a unit
 _FAILURE_COUNT = 5  # largest number of different failures in a report
 
 
@@ -130,10 +130,10 @@ class PlannedSession:
         self._load.keep(self._ledger.timed)
         self._session = self._reading = None
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._stack.aclose()
         except TimeoutError:
-            self._load.failed(f"the session did not close in {_CLOSE_TIMEOUT_S:g} s")
+            self._load.failed(f"the session did not close in {CLOSE_TIMEOUT_S:g} s")
 
     async def run(self, start_s: float) -> None:
         """Send a unit every second, beginning at `start_s`."""
@@ -170,11 +170,11 @@ class PlannedSession:
         """
         number, self._number = self._number, self._number + 1
         try:
-            async with asyncio.timeout(_SEND_TIMEOUT_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 with contextlib.suppress(SessionError):  # the task that reads has the reason
                     await session.send(number)
         except TimeoutError:
-            self._load.broke(f"the server did not read for {_SEND_TIMEOUT_S:g} s")
+            self._load.broke(f"the server did not read for {SEND_TIMEOUT_S:g} s")
             self._session = None
 
 

@@ -12,7 +12,7 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 AUTO = "auto"
 # In a model with fewer parameters than this, bfloat16 makes a unit at most a few percent faster on
 # a CPU. Then the more exact float32 is better.
-_LEAST_PARAMETERS = 20_000_000
+LEAST_PARAMETERS = 20_000_000
 _BFLOAT16_CAPABILITY = (8, 0)  # GPUs from this compute capability on have bfloat16
 
 
@@ -24,7 +24,7 @@ def choose_dtype(name: str, directory: Path, device: torch.device) -> str:
     """
     if name != AUTO:
         return name
-    is_large = Checkpoint(directory).parameter_count >= _LEAST_PARAMETERS
+    is_large = Checkpoint(directory).parameter_count >= LEAST_PARAMETERS
     return "bfloat16" if is_large and has_bfloat16(device) else "float32"
 
 
