@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from cyclopts import App, CycloptsError, Parameter
@@ -19,6 +17,7 @@ from cyclopts.config import Dict, Env
 from cyclopts.types import ExistingFile
 
 from duplane.fabric.monitoring.logs import report_failure
+from duplane.tools.config_file import read_config
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -29,7 +28,6 @@ _EXTRA_OF = {  # imported package -> the extra of duplane that installs it
 }
 _ENVIRONMENT = Env("DUPLANE_", command=False)
 Settings = TypeVar("Settings")
-CONFIG_TABLES = ("up", "edge", "scheduler", "worker")
 
 
 def shown_default(default: object) -> str | None:
@@ -79,24 +77,14 @@ def launch(
     """Run the verb that `arguments` name."""
     app.config = (_ENVIRONMENT,)
     if config is not None:
-        app.config = (_ENVIRONMENT, Dict(read_config(config), source=str(config)))
+        try:
+            tables = read_config(config)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        app.config = (_ENVIRONMENT, Dict(tables, source=str(config)))
         # The processes that `up` starts inherit it.
         os.environ["DUPLANE_CONFIG"] = str(config.absolute())
     return _run(app, arguments)
-
-
-def read_config(file: Path) -> dict[str, dict[str, Any]]:
-    """Read a config file: one table for each process. Raises UsageError that names the fault."""
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: {error}") from None
-    for name, table in tables.items():
-        if name not in CONFIG_TABLES:
-            raise UsageError(f"{file}: {name!r} is not one of {', '.join(CONFIG_TABLES)}")
-        if not isinstance(table, dict):
-            raise UsageError(f"{file}: {name!r} must be a table")
-    return tables
 
 
 def parse_settings(

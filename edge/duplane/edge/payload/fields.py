@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast, overload
 
@@ -26,9 +26,6 @@ _TYPE_NAMES: Mapping[type | tuple[type, ...], str] = {
     dict: "an object",
     list: "a list",
 }
-_NESTED = frozenset({dict, list})
-_MARKS = (b"[", b"{", b",")  # each value follows one of these, except the first of an object
-_FEW = 64
 _TOO_DEEP = "depth limit exceeded"  # the parser's message above a depth of 1024
 
 # Bounds of the list of unused fields in an answer.
@@ -44,7 +41,7 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     """
     # Count before parsing: the parser can make an object of 100 bytes from two bytes of JSON.
     max_count = limits.json_value_count
-    if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
+    if len(message) > max_count and json_text.value_count(message) > max_count:
         raise invalid("message", f"must be at most {max_count} values")
     try:
         event = json_text.load(message)
@@ -55,40 +52,13 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     if not isinstance(event, dict):
         raise invalid("message", "must be a JSON object")
     whole = cast("dict[str, object]", event)
-    is_nested = not _NESTED.isdisjoint(map(type, whole.values()))
-    if is_nested and _is_deeper(whole, limits.json_depth):
+    if json_text.is_deeper(whole, limits.json_depth):
         raise _deep(limits)
     return Fields(whole)
 
 
 def _deep(limits: Limits) -> ClientError:
     return invalid("message", f"must be at most {limits.json_depth} lists and objects deep")
-
-
-def _count(message: bytes, character: bytes) -> int:
-    """Count a character. `find` makes this fast for a character that is rare in a long message."""
-    at = -1
-    for count in range(_FEW):
-        at = message.find(character, at + 1)
-        if at < 0:
-            return count
-    return message.count(character)
-
-
-def _is_deeper(value: object, depth: int) -> bool:
-    """Return whether lists and objects are nested deeper than `depth`."""
-    level = [value]
-    for _ in range(depth):
-        level = [inside for outer in level for inside in _inside(outer)]
-        if not level:
-            return False
-    return any(isinstance(value, dict | list) for value in level)
-
-
-def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return cast("dict[str, object]", value).values()
-    return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def invalid(path: str, fault: str) -> ClientError:

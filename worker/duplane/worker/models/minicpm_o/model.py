@@ -1,7 +1,7 @@
 """`DuplexModel`: runs the units of conversations in slots; returns decisions, text and audio.
 
-This module opens and closes the conversations of slots; `pipeline` runs their units. Only one
-thread at a time may use a model, except for the methods that allow any thread.
+This module opens and closes the conversations of slots; `pipeline` runs their units, and `settle`
+settles them. Only one thread at a time may use a model.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
 from duplane.worker.models.minicpm_o.duplex.prompt import embed_prompt
 from duplane.worker.models.minicpm_o.duplex.rebuild import Rebuilder
 from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
+from duplane.worker.models.minicpm_o.duplex.settle import settle
 from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
-from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState, UnitRecord
-from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
+from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts, generated_rows, load_parts
@@ -283,32 +283,14 @@ class DuplexModel:
         a failure for each slot that could not be settled and can now only be closed. A slot whose
         unit has failed or was settled before does not change.
         """
-        units: list[RunningUnit] = []
-        slides: list[tuple[RunningUnit, Slide | None]] = []
-        for slot in sorted(set(slots)):
-            conversation = self.conversations[slot]
-            unit = conversation.unsettled
-            if unit is None or not unit.state.is_over or conversation.status is Status.LOST:
-                continue
-            state, closing_ids = unit.state, unit.state.closing_ids
-            rows = self.llm.cache.length(slot) + len(closing_ids) - unit.start
-            number = conversation.turn.unit_count - 1
-            record = UnitRecord(number, rows, state.is_listen, tuple(state.text_ids))
-            conversation.window.units.append(record)
-            conversation.pending_ids, conversation.unsettled = closing_ids, None
-            conversation.status = Status.READY
-            units.append(unit)
-            slide = conversation.window.slide() if conversation.window.is_on else None
-            if slide or not is_deferred:
-                slides.append((unit, slide))
-        seconds = self._pipeline.apply(slides) if slides else 0.0
-        for unit in units:
-            unit.conversation.settle_s = seconds
-            if unit.failure is not None:
-                unit.conversation.status = Status.LOST
-            elif self._probe is not None:
-                self._probe.settled(unit.slot, self.context_length(unit.slot))
-        return [unit.failure for unit in units if unit.failure is not None]
+        conversations = [self.conversations[slot] for slot in sorted(set(slots))]
+        units = settle(conversations, self.llm.cache, self._pipeline, is_deferred=is_deferred)
+        failures = [unit.failure for unit in units if unit.failure is not None]
+        if self._probe is not None:
+            for unit in units:
+                if unit.failure is None:
+                    self._probe.settled(unit.slot, self.context_length(unit.slot))
+        return failures
 
     def awaits_voice(self, slot: int) -> bool:
         """Whether the conversation's next turn needs a prompt of its voice that is not cached."""
