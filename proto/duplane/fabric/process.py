@@ -40,7 +40,8 @@ class FatalError(Exception):
 class Shutdown:
     """The request to end this process.
 
-    The first SIGINT or SIGTERM requests a drain; the second cancels the main task.
+    The first SIGINT or SIGTERM requests a drain; the second cancels the main task. Later signals
+    change nothing, so that they do not interrupt the cleanup.
     """
 
     def __init__(self) -> None:
@@ -94,13 +95,13 @@ def _leaves(group: ExceptionGroup[StartError]) -> Iterator[StartError]:
 async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> None:
     loop = asyncio.get_running_loop()
     shutdown = Shutdown()
-    task = asyncio.ensure_future(main(shutdown))
+    task = asyncio.create_task(main(shutdown))
 
     def on_signal() -> None:
-        if shutdown.is_draining:
-            task.cancel()
-        else:
+        if not shutdown.is_draining:
             shutdown.drain()
+        elif not task.cancelling():
+            task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
@@ -115,13 +116,13 @@ async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) ->
         showing.cancel()
 
 
-async def _watch_parent(task: asyncio.Future[None]) -> None:
+async def _watch_parent(task: asyncio.Task[None]) -> None:
     """Cancel `task` when stdin ends, which means that the parent has died."""
 
     class _Tie(asyncio.Protocol):
         def connection_lost(self, exc: Exception | None) -> None:
             del exc
-            if not task.done():
+            if not (task.done() or task.cancelling()):
                 _log.warning("the supervising process is gone; stopping")
                 task.cancel()
 

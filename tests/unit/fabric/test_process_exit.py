@@ -1,13 +1,14 @@
-"""The exit status of a process that cannot continue, and its last log line."""
+"""The end of a process: by signals, or because it cannot continue."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from duplane.fabric.process import EXIT_CANNOT_START, EXIT_FATAL
+from duplane.fabric.process import EXIT_CANNOT_START, EXIT_FATAL, EXIT_INTERRUPTED
 
 PROGRAM = """
 import sys, threading
@@ -51,3 +52,38 @@ def test_a_process_that_cannot_go_on_ends_with_one_line_and_its_status(
     assert ended.returncode == status
     (line,) = ended.stderr.splitlines()
     assert line.endswith("CRITICAL worker the device is lost")
+
+
+CLEANUP = """
+import asyncio, sys
+from duplane.fabric import process
+
+async def main(shutdown):
+    print("runs", flush=True)
+    try:
+        await shutdown.wait()
+        print("drains", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        print("cleans up", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print("is clean", flush=True)
+
+sys.exit(process.run(main))
+"""
+
+
+def test_signals_after_the_second_do_not_interrupt_the_cleanup() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CLEANUP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "runs\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "drains\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "cleans up\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate("continue\n", timeout=60)
+    assert output == "is clean\n"
+    assert process.returncode == EXIT_INTERRUPTED
