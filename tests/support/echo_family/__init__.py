@@ -23,11 +23,13 @@ from duplane.worker.models.interface import (
     Model,
     ModelConstants,
     Open,
+    Part,
     Preparer,
     Rebuild,
     Result,
     RunUnit,
     StartChat,
+    Unfinished,
 )
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -45,7 +47,7 @@ from duplane.worker.settings import WorkerSettings
 
 UNIT_S, INPUT_HERTZ, OUTPUT_HERTZ = 0.08, 24_000, 48_000
 UNIT_SAMPLES = round(UNIT_S * INPUT_HERTZ)
-PROMPT_ROWS, UNIT_ROWS = 5, 2
+PROMPT_ROWS, UNIT_ROWS = 1500, 2  # a prompt is longer than the rows of a round
 _FACTOR = OUTPUT_HERTZ // INPUT_HERTZ
 _SHARE_UNITS = 16  # past units in one share of a rebuild
 _LEAST_AMPLITUDE = 1e-3  # of a loud unit
@@ -66,10 +68,14 @@ class EchoConversation:
 
 @dataclass
 class _Heard:
-    """A conversation: the rows of its context, and a checksum of all that it has heard."""
+    """A conversation: the rows of its context, and a checksum of all that it has heard.
 
-    rows: int
+    `prompt_rows` are the rows of the prompt that are still to be fed.
+    """
+
+    prompt_rows: int
     key: int
+    rows: int = 0
 
 
 class EchoPreparer:
@@ -127,13 +133,15 @@ class EchoModel:
         self._heard: dict[int, _Heard] = {}
 
     def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
-        del row_budget
         for item in items:
             match item:
                 case Open():
                     conversation = cast("EchoConversation", item.conversation)
-                    self._heard[item.slot] = _Heard(PROMPT_ROWS, conversation.key)
-                    yield Opened(item.slot, PROMPT_ROWS, ("llm_voice", "tts_voice"))
+                    heard = _Heard(conversation.rows, conversation.key)
+                    self._heard[item.slot] = heard
+                    yield _feed_prompt(item.slot, heard, row_budget)
+                case Continue(part=Part.PROMPT):
+                    yield _feed_prompt(item.slot, self._heard[item.slot], row_budget)
                 case RunUnit(unit):
                     yield self._run(unit, self._heard[unit.slot])
                 case Rebuild(slot, units):
@@ -181,6 +189,18 @@ class EchoModel:
 
     def is_clean(self, slot: int) -> bool:
         return slot not in self._heard
+
+
+def _feed_prompt(slot: int, heard: _Heard, row_budget: int) -> Opened | Unfinished:
+    """Feed at most `row_budget` rows of a prompt. Raises ValueError if this is no row."""
+    if row_budget < 1:
+        raise ValueError(f"slot {slot}: a call may feed {row_budget} rows")
+    fed = min(row_budget, heard.prompt_rows)
+    heard.rows += fed
+    heard.prompt_rows -= fed
+    if heard.prompt_rows:
+        return Unfinished(slot, Part.PROMPT, heard.prompt_rows)
+    return Opened(slot, heard.rows, ("llm_voice", "tts_voice"))
 
 
 def is_loud(audio: FloatArray) -> bool:
