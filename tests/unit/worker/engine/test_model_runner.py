@@ -298,24 +298,24 @@ async def test_a_prompt_that_fails_loses_its_conversation() -> None:
 async def test_the_voice_that_was_awaited_first_is_computed_first() -> None:
     model = SlowModel()
     log = Log(0, 1, 2, 3, model=model)
-    model.awaited = {1, 2}
-    log.run_units([taken(2), taken(0), taken(1)])
+    model.awaited = {1, 2, 3}
+    log.run_units([taken(2), taken(0), taken(1), taken(3)])
+    assert model.started == [1], "the first voice is computed in the round of its turn"
     model.awaited.add(0)
-    log.run_units([taken(0), taken(2)])
-    assert [slot for slot, _ in log.events] == [0, 1, 2, 0], "slot 2 waits for its voice"
-    assert model.started == [1]
-    assert log.close(2)
+    log.run_units([taken(0), taken(3)])
+    assert [slot for slot, _ in log.events] == [0, 1, 2, 3, 0], "slot 3 waits for its voice"
+    assert model.started == [1, 2]
+    assert log.close(3)
     log.round()
     log.round()
-    assert model.started == [1, 0]
+    assert model.started == [1, 2, 0]
 
 
 async def test_a_voice_that_cannot_be_computed_loses_its_conversation() -> None:
     model = SlowModel()
     log = Log(0, model=model)
     model.awaited, model.is_broken = {0}, True
-    assert log.run_units([taken(0)]) == set()
-    assert log.run_units([]) == {0}
+    assert log.run_units([taken(0)]) == {0}
     assert log.kinds() == [(0, AnsweredUnit), (0, Lost)]
 
 
@@ -359,6 +359,7 @@ async def test_a_fatal_failure_of_one_unit_on_a_lost_device_ends_the_thread() ->
 async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(0)
     log.chat(2)
+    log.channels[2].credit = 0
     log.round()
 
     def fail(*_: object) -> NoReturn:
@@ -367,7 +368,6 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
 
     for name in ("advance", "close"):
         monkeypatch.setattr(log.model, name, fail)
-    log.channels[2].credit = 0
     match call:
         case "open":
             log.open(1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.round import Launch, choose
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
-from duplane.worker.models.interface import Continue, Item, Open, Part, Rebuild
-from duplane.worker.models.scripted.model import ScriptedConversation
+from duplane.worker.models.chat import ChatRequest
+from duplane.worker.models.interface import Continue, Item, Open, Part, Rebuild, StartChat
+from duplane.worker.models.scripted.model import ScriptedChat, ScriptedConversation
 from duplane.worker.models.types import ConversationOptions, Unit
 
 AUDIO_ROWS, PICTURE_ROWS = 11, 66
@@ -33,7 +35,7 @@ def unit(slot: int, pictures: int = 0, received_s: float = 0.0) -> UnitRecord:
 
 
 def launches(*channels: SlotChannel) -> list[Launch]:
-    return choose(channels, ROWS_PER_ROUND).launches
+    return list(choose(channels, ROWS_PER_ROUND).launches)
 
 
 def units(*channels: SlotChannel) -> list[UnitRecord]:
@@ -108,11 +110,64 @@ def test_one_slot_opens_in_a_round_and_one_prompt_is_fed() -> None:
         items[own.slot] = own.next
     assert [launch.items for launch in launches(*channels)] == [{1: items[1]}]
     assert launches(*channels)[0].row_budget == ROWS_PER_ROUND
-    for slot in (1, 2):
-        channels[slot].next = Continue(slot, Part.PROMPT, 5000)
-    opening, prompt = launches(*channels)
-    assert (opening.items, opening.row_budget) == ({3: items[3]}, 0)
+    channels[1].next = Continue(1, Part.PROMPT, 5000)
+    (prompt,) = launches(*channels)
     assert (prompt.items, prompt.row_budget) == ({1: channels[1].next}, ROWS_PER_ROUND)
+    answered(channels[1])
+    assert [launch.items for launch in launches(*channels)] == [{3: items[3]}]
+
+
+def test_a_chat_starts_beside_a_prompt_and_has_a_step_in_the_same_round() -> None:
+    prompt, new, chat = (channel(slot) for slot in range(3))
+    prompt.next = Continue(0, Part.PROMPT, 5000)
+    new.next = Open(1, ScriptedConversation(ConversationOptions()))
+    chat.next = StartChat(2, ScriptedChat(ChatRequest(()), 9))
+    prompt.since, new.since, chat.since, chat.credit = 1, 2, 3, 1
+    chosen = choose([prompt, new, chat], ROWS_PER_ROUND).launches
+    assert next(chosen).items == {0: prompt.next}
+    answered(prompt)
+    assert next(chosen).items == {2: chat.next}, "the rows of one prompt are fed in a round"
+    chat.next = Continue(2, Part.CHAT, 9)
+    assert next(chosen).items == {2: chat.next}
+    assert list(chosen) == []
+
+
+def test_units_run_before_all_other_work() -> None:
+    running, rebuilt, chat, new, turn = (channel(slot) for slot in range(5))
+    running.inbox.put(unit(0))
+    rebuilt.past_units = []
+    chat.next, chat.credit = Continue(2, Part.CHAT, 9), 1
+    new.next = Open(3, ScriptedConversation(ConversationOptions()))
+    turn.next = Continue(4, Part.VOICE, 1)
+    chosen = launches(turn, new, chat, rebuilt, running)
+    assert [list(launch.items) for launch in chosen] == [[0], [3], [2], [1], [4]]
+    assert all(launch.row_budget == ROWS_PER_ROUND for launch in chosen)
+
+
+def test_the_voice_of_a_turn_that_ends_in_a_round_is_computed_in_this_round() -> None:
+    running = channel(0, unit(0))
+    chosen = choose([running], ROWS_PER_ROUND).launches
+    assert next(chosen).records
+    running.next = Continue(0, Part.VOICE, 1)
+    assert [launch.items for launch in chosen] == [{0: running.next}]
+
+
+@pytest.mark.parametrize("work", ["rebuild", "voice", "prompt", "chat"])
+def test_a_session_that_ends_during_a_round_has_no_further_work(work: str) -> None:
+    running, ended = channel(0, unit(0)), channel(1)
+    match work:
+        case "rebuild":
+            ended.past_units = []
+        case "voice":
+            ended.next = Continue(1, Part.VOICE, 1)
+        case "prompt":
+            ended.next = Continue(1, Part.PROMPT, 1)
+        case _:
+            ended.next, ended.credit = Continue(1, Part.CHAT, 1), 1
+    chosen = choose([running, ended], ROWS_PER_ROUND).launches
+    assert next(chosen).records
+    ended.is_muted = True
+    assert list(chosen) == []
 
 
 def test_units_with_pictures_share_the_rows_of_a_round_oldest_first() -> None:

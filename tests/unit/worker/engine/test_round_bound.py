@@ -14,6 +14,7 @@ import pytest
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.model_runner import ModelRunner
+from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.chat import ChatOptions, ChatOutput, ChatRequest
 from duplane.worker.models.interface import (
@@ -43,7 +44,8 @@ from duplane.worker.models.types import (
 )
 
 ROWS_PER_ROUND = 1024
-AUDIO_ROWS, PICTURE_ROWS, PROMPT_ROWS = 11, 66, 8000
+AUDIO_ROWS, PICTURE_ROWS = 11, 66
+PROMPTS_ROWS = (700, 1024, 8000)
 SHARE_ROWS = 512  # of a step of the chats, and of a share of a rebuild
 ROW_S, VOICE_S, SECONDS = 1e-4, 0.03, 30
 SLOTS = 40
@@ -59,8 +61,9 @@ ROUND_S = UNITS_S + (ROWS_PER_ROUND + 2 * SHARE_ROWS) * ROW_S + 3 * VOICE_S
 class TimedModel(ScriptedModel):
     """A model and device on a simulated clock, which advances by `ROW_S` with each fed row."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_rows: int) -> None:
         super().__init__(SLOTS)
+        self._prompt_rows = prompt_rows
         self.now_s = 0.0
         self.answered_s: dict[int, float] = {}
         self.opened_s: dict[int, float] = {}
@@ -111,7 +114,7 @@ class TimedModel(ScriptedModel):
         match item:
             case Open():
                 self.now_s += VOICE_S
-                self._left[item.slot] = PROMPT_ROWS if item.slot in NEW else 0
+                self._left[item.slot] = self._prompt_rows if item.slot in NEW else 0
                 yield self.feed_prompt(item.slot, row_budget)
             case StartChat():
                 self.now_s += VOICE_S
@@ -133,7 +136,7 @@ class TimedModel(ScriptedModel):
         if self._left[slot]:
             return Unfinished(slot, Part.PROMPT, self._left[slot])
         self.opened_s[slot] = self.now_s
-        return Opened(slot, PROMPT_ROWS)
+        return Opened(slot, self._prompt_rows)
 
     def feed_ahead(self, unit: Unit, row_count: int) -> Result:
         fed = self._fed.get(unit.slot, 0)
@@ -209,29 +212,63 @@ def arrivals(draw: random.Random, model: TimedModel) -> list[UnitRecord]:
 def ignore(event: Event) -> None: ...
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
-    """Conversations open, see, end turns or are rebuilt beside others. A chat is in every round."""
-    draw, model = random.Random(seed), TimedModel()
+def running(model: TimedModel) -> tuple[DeviceThread, ModelRunner, list[SlotChannel]]:
+    """Return a device thread that is not started, its runner, and the channels of all slots.
+
+    The conversations before `CHAT` are open. Each round has a step of a chat,
+    and the next 40 rounds have a share of a rebuild.
+    """
     thread = DeviceThread(
         model, memory_tolerance_bytes=1, inbox_unit_count=8, rows_per_round=ROWS_PER_ROUND
     )
     thread._loop = asyncio.get_running_loop()
     runner = ModelRunner(model, 1, thread._channels, thread._post, lock=thread._lock)
     thread._runner = runner
-    conversation = model.conversation(ConversationOptions())
     channels = [thread.attach(slot, ignore) for slot in range(SLOTS)]
     for channel in channels[:CHAT] + channels[REBUILDING : REBUILDING + 1]:
-        thread.open(channel, conversation)
+        thread.open(channel, model.conversation(ConversationOptions()))
     chat = model.chat(ChatRequest((), ChatOptions()), lambda: None)
     thread.open_chat(channels[CHAT], chat, credit=1)
     for _ in range(CHAT + 2):
         thread._run_round(runner)
     past = [PastUnit(Unit(REBUILDING, SECOND_OF_SOUND), (), b"", 0)] * 40
     thread.rebuild(channels[REBUILDING], past)
+    model.now_s = 0.0
+    return thread, runner, channels
+
+
+@pytest.mark.parametrize("prompt_rows", PROMPTS_ROWS)
+async def test_a_unit_that_just_missed_a_full_round_keeps_the_bound(prompt_rows: int) -> None:
+    """Both rounds have all work that a round can have; conversations open before and after it."""
+    model = TimedModel(prompt_rows)
+    model._turns.random = lambda: 0.0  # all turns of `VOICES` end
+    thread, runner, channels = running(model)
+    missing = channels[2]
+    for round_number in range(2):
+        for slot in range(CHAT):
+            if channels[slot] is missing and not round_number:
+                continue
+            pictures = (b"picture",) * {0: 14, 1: 1}.get(slot, 0)
+            unit = Unit(slot, SECOND_OF_SOUND, frames=pictures, sequence=100 * round_number + slot)
+            thread.put(channels[slot], UnitRecord(model.unit(unit)))
+        thread.open(channels[NEW[round_number]], model.conversation(ConversationOptions()))
+        begin_s = model.now_s
+        thread._run_round(runner)
+        assert model.now_s - begin_s <= ROUND_S + 1e-9
+        assert model.now_s - begin_s >= 0.85 * ROUND_S or prompt_rows < ROWS_PER_ROUND
+    assert model.answered_s[100 + missing.slot] <= ROUND_S + UNITS_S
+
+
+@pytest.mark.parametrize("prompt_rows", PROMPTS_ROWS)
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_unit_waits_longer_than_the_stated_bound(seed: int, prompt_rows: int) -> None:
+    """Conversations open, see, end turns or are rebuilt beside others. A chat is in every round."""
+    draw, model = random.Random(seed), TimedModel(prompt_rows)
+    thread, runner, channels = running(model)
+    conversation = model.conversation(ConversationOptions())
     waiting, opens = arrivals(draw, model), dict.fromkeys(NEW, 0.0)
     opens = {slot: draw.uniform(2, SECONDS) for slot in opens}
-    model.now_s, units = 0.0, {unit.sequence: unit for unit in waiting}
+    units = {unit.sequence: unit for unit in waiting}
     older_rows: dict[int, int] = {}
     while (
         waiting or len(model.answered_s) < len(units) or not opens.keys() <= model.opened_s.keys()
@@ -262,5 +299,5 @@ async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
         assert answered_s - begin_s <= rounds * ROUND_S + UNITS_S
     assert max(model.turn_ends) >= 5
     for slot, due_s in opens.items():
-        rounds = 1 + len(NEW) * ceil(PROMPT_ROWS / ROWS_PER_ROUND)
+        rounds = 1 + len(NEW) * ceil(prompt_rows / ROWS_PER_ROUND)
         assert model.opened_s[slot] - due_s <= rounds * ROUND_S

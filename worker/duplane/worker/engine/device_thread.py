@@ -296,14 +296,17 @@ class DeviceThread:
         self._close_slots(runner)
         with self._lock:
             chosen = choose(self._channels.values(), self._rows_per_round)
-            has_work = chosen.answers or chosen.launches or self._closing
+            launch = next(chosen.launches, None)
+            has_work = chosen.answers or launch or self._closing
             if not (has_work or self._is_stopping):
                 self._lock.wait()
         for slot, answer in chosen.answers:
             self._post(self._channels[slot], answer)
-        for launch in chosen.launches:
+        while launch is not None:
             self._busy_since_s = time.monotonic()
             runner.advance(launch)
+            with self._lock:
+                launch = next(chosen.launches, None)
         self._busy_since_s = None
 
     def _close_slots(self, runner: ModelRunner) -> None:

@@ -1,7 +1,10 @@
 """Chooses the work of the next round of the device thread. Pure.
 
-A round is a list of launches, and a launch is one call of `Model.advance`. A row is one embedding
-of the model's input. With these bounds
+A round is a sequence of launches. A launch is one call of `Model.advance`: first the units, then
+an opening, the chats, a rebuild and a voice. Each kind is chosen when its turn comes. So a chat has
+its first step in the round that starts it, a voice is computed in the round that first needs it,
+and a session that has ended meanwhile has no work. A row is one embedding of the model's input.
+With these bounds
 
 - S: slots; u: rows of a unit without pictures; R: `rows_per_round`;
 - C: rows of one step of the chats; B: rows of one share of a rebuild;
@@ -26,8 +29,9 @@ rows of units with pictures. A single picture that has more than R rows is fed w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.slot_channel import SlotChannel
@@ -53,73 +57,110 @@ class Launch:
 class Round:
     """The launches of a round, and the answers to refused units that were queued before its units.
 
-    There is no answer and no launch if there is no work.
+    There is no answer and no launch if there is no work. `launches` reads the channels again for
+    each launch, so the caller holds the lock of the device thread for each `next`.
     """
 
-    answers: list[tuple[int, FailedUnit]] = field(default_factory=list[tuple[int, FailedUnit]])
-    launches: list[Launch] = field(default_factory=list[Launch])
+    answers: list[tuple[int, FailedUnit]]
+    launches: Iterator[Launch]
 
 
+_ItemT = TypeVar("_ItemT", bound=Item)
 _Waiting = tuple[SlotChannel, UnitRecord, RunUnit | Continue]
 
 
-def choose(channels: Iterable[SlotChannel], rows_per_round: int) -> Round:
-    """Choose the work of a round, and take its units from the inboxes.
+def choose(channels: Collection[SlotChannel], rows_per_round: int) -> Round:
+    """Choose the units of a round and take them from the inboxes; `launches` chooses the rest.
 
     Of the conversations and chats that open, of those that await a voice, and of those that are
     rebuilt, only the one that began first continues. If they alternated, all of them would finish
-    late, and running conversations would wait for several of them. The caller holds the lock of the
+    late, and running conversations would wait for several of them. A conversation opens when no
+    earlier prompt is unfinished; a chat starts beside a prompt. The caller holds the lock of the
     device thread.
     """
-    chosen = Round()
-    active = [channel for channel in channels if not channel.is_muted]
-    ready = [channel for channel in active if channel.next is None and channel.is_ready]
-    new = [channel for channel in active if isinstance(channel.next, Open | StartChat)]
-    begun = [(channel, channel.next) for channel in active if isinstance(channel.next, Continue)]
-    parts = {part: [own for own in begun if own[1].part is part] for part in Part}
-    prompts = [channel for channel, _ in parts[Part.PROMPT]]
-    _add_oldest(chosen, new, 0 if prompts else rows_per_round)
-    waiting = [found for channel in ready if (found := _next_unit(channel, chosen))]
+    answers: list[tuple[int, FailedUnit]] = []
+    waiting = [found for channel in _ready(channels) if (found := _next_unit(channel, answers))]
     waiting += [
         (channel, channel.begun, item)
-        for channel, item in parts[Part.PICTURES]
+        for channel, item in _unfinished(channels, Part.PICTURES)
         if channel.begun is not None
     ]
-    _add_units(chosen, waiting, rows_per_round)
-    chats = {channel.slot: item for channel, item in parts[Part.CHAT] if channel.credit}
+    units = _unit_launches(waiting, rows_per_round)
+    return Round(answers, _launches(channels, units, rows_per_round))
+
+
+def _launches(
+    channels: Collection[SlotChannel], units: Iterable[Launch], rows_per_round: int
+) -> Iterator[Launch]:
+    """Yield the launches of units, then choose each further launch when it is asked for."""
+    yield from units
+    yield from _opening_launches(channels, rows_per_round)
+    chats = {own.slot: item for own, item in _unfinished(channels, Part.CHAT) if own.credit}
     if chats:
-        chosen.launches.append(Launch(dict(chats), rows_per_round))
-    rebuilt = [channel for channel in ready if channel.past_units is not None]
+        yield Launch(dict(chats), rows_per_round)
+    rebuilt = [channel for channel in _ready(channels) if channel.past_units is not None]
     oldest = min(rebuilt, key=lambda channel: channel.rebuild_since or 0, default=None)
     if oldest is not None:
         item = Rebuild(oldest.slot, oldest.past_units or ())
-        chosen.launches.append(Launch({oldest.slot: item}, rows_per_round))
-    _add_oldest(chosen, prompts, rows_per_round)
-    _add_oldest(chosen, [channel for channel, _ in parts[Part.VOICE]], rows_per_round)
-    return chosen
+        yield Launch({oldest.slot: item}, rows_per_round)
+    if voice := _oldest(_unfinished(channels, Part.VOICE)):
+        yield Launch({voice.slot: voice}, rows_per_round)
 
 
-def _next_unit(channel: SlotChannel, chosen: Round) -> _Waiting | None:
+def _opening_launches(channels: Collection[SlotChannel], rows_per_round: int) -> Iterator[Launch]:
+    """Yield the launches of one slot that opens and of one prompt, which may be the same."""
+    prompt = _oldest(_unfinished(channels, Part.PROMPT))
+    # Both are chosen here. Otherwise a conversation would open behind a prompt that ends now, and
+    # the round would feed the rows of two prompts.
+    kinds = Open | StartChat if prompt is None else StartChat
+    new = [(own, own.next) for own in _active(channels) if isinstance(own.next, kinds)]
+    if prompt is not None:
+        yield Launch({prompt.slot: prompt}, rows_per_round)
+    if first := _oldest((own, item) for own, item in new if not own.is_muted):
+        yield Launch({first.slot: first}, rows_per_round)
+
+
+def _active(channels: Collection[SlotChannel]) -> list[SlotChannel]:
+    """Return the channels of sessions that have not ended."""
+    return [channel for channel in channels if not channel.is_muted]
+
+
+def _ready(channels: Collection[SlotChannel]) -> list[SlotChannel]:
+    """Return the channels of open conversations without unfinished work."""
+    return [own for own in _active(channels) if own.next is None and own.is_ready]
+
+
+def _unfinished(
+    channels: Collection[SlotChannel], part: Part
+) -> list[tuple[SlotChannel, Continue]]:
+    """Return the channels whose unfinished work is `part`, and its next item."""
+    return [
+        (channel, item)
+        for channel in _active(channels)
+        if isinstance(item := channel.next, Continue) and item.part is part
+    ]
+
+
+def _oldest(waiting: Iterable[tuple[SlotChannel, _ItemT]]) -> _ItemT | None:
+    """Return the item of the work that began first; None if there is none."""
+    oldest = min(waiting, key=lambda own: own[0].since, default=None)
+    return None if oldest is None else oldest[1]
+
+
+def _next_unit(channel: SlotChannel, answers: list[tuple[int, FailedUnit]]) -> _Waiting | None:
     """Return the oldest unit of the inbox, and take the answers before it from the inbox."""
     entries = channel.inbox.entries
     while entries:
         entry = entries[0]
         if isinstance(entry, UnitRecord):
             return channel, entry, RunUnit(entry.unit)
-        chosen.answers.append((channel.slot, entry))
+        answers.append((channel.slot, entry))
         channel.inbox.take()
     return None
 
 
-def _add_oldest(chosen: Round, channels: Sequence[SlotChannel], row_budget: int) -> None:
-    """Add a launch with the channel whose work began first, if there is one."""
-    oldest = min(channels, key=lambda channel: channel.since, default=None)
-    if oldest is not None and oldest.next is not None:
-        chosen.launches.append(Launch({oldest.slot: oldest.next}, row_budget))
-
-
-def _add_units(chosen: Round, waiting: Sequence[_Waiting], rows_per_round: int) -> None:
-    """Add a launch with all units without pictures, and with those with pictures that fit.
+def _unit_launches(waiting: Sequence[_Waiting], rows_per_round: int) -> list[Launch]:
+    """Return a launch with all units without pictures, and with those with pictures that fit.
 
     Units with pictures are taken oldest first. If the oldest has more rows than a round, another
     launch feeds a part of it.
@@ -136,10 +177,12 @@ def _add_units(chosen: Round, waiting: Sequence[_Waiting], rows_per_round: int) 
         elif rows_left == rows_per_round:
             ahead.append(own)
             break
+    launches: list[Launch] = []
     if fitting:
-        chosen.launches.append(_unit_launch(fitting, rows_per_round))
+        launches.append(_unit_launch(fitting, rows_per_round))
     if ahead:
-        chosen.launches.append(_unit_launch(ahead, rows_per_round, feeds_ahead=True))
+        launches.append(_unit_launch(ahead, rows_per_round, feeds_ahead=True))
+    return launches
 
 
 def _unit_launch(

@@ -249,12 +249,13 @@ class Model(Protocol):
     def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
         """Do work for at most one item of each slot, and yield each result as soon as it is known.
 
-        The items of one call run together where the model can batch them. No item is fed more than
-        `row_budget` rows, but at least one piece that cannot be divided, such as a picture; the
-        parts CHAT, VOICE and the shares of rebuilds have smaller bounds of their own. The caller
-        iterates to the end. If this raises, the state of all slots of the call is unknown, and
-        they can only be closed. Raises ValueError and changes nothing if a slot may not do its item
-        now.
+        The items of one call run together where the model can batch them. `row_budget` is at least
+        1. No prompt and no pictures of an item are fed with more rows than it; only a picture that
+        alone has more rows is fed whole. A unit without pictures is not divided. The parts CHAT and
+        VOICE and the shares of rebuilds have bounds of their own, which do not depend on
+        `row_budget`. The caller iterates to the end. If this raises, the state of all slots of the
+        call is unknown, and they can only be closed. Raises ValueError and changes nothing if a
+        slot may not do its item now.
         """
         ...
 
