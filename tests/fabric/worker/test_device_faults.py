@@ -49,9 +49,8 @@ async def test_a_lost_device_closes_every_session_and_ends_the_worker(
             closed = await client.closed()
             assert closed.reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
             assert "CUDA" not in closed.message
-        assert rig.worker
-        await asyncio.wait({rig.worker}, timeout=WITHIN_S)
-        assert isinstance(rig.worker.exception(), FatalError)
+        await asyncio.wait({rig.task}, timeout=WITHIN_S)
+        assert isinstance(rig.task.exception(), FatalError)
         assert "worker worker-under-test: the device failed: RuntimeError: CUDA" in caplog.text
 
 
@@ -65,9 +64,8 @@ async def test_a_call_that_never_returns_ends_the_sessions_and_the_worker() -> N
         await client.leaving()
         closed = await client.closed()
         assert closed.reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
-        assert rig.worker
-        await asyncio.wait({rig.worker}, timeout=WITHIN_S)
-        assert isinstance(rig.worker.exception(), FatalError)
+        await asyncio.wait({rig.task}, timeout=WITHIN_S)
+        assert isinstance(rig.task.exception(), FatalError)
         rig.model.let_go()
 
 

@@ -167,12 +167,11 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
             await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
             await client.send(unit(0))
             assert (await client.delta()).sequence == 0
-            assert rig.worker
-            assert not rig.worker.done()
+            assert not rig.task.done()
             await client.close()
             await client.closed()
         async with asyncio.timeout(WITHIN_S):
-            await rig.worker
+            await rig.task
 
 
 @pytest.mark.timing
@@ -188,12 +187,11 @@ async def test_cancelling_a_worker_stops_it_at_once_in_mid_unit() -> None:
         rig.model.hold()
         await client.send(unit(0))
         await rig.model.held()
-        assert rig.worker
-        rig.worker.cancel()
+        rig.task.cancel()
         assert (await client.refused()).reason is Reason.UNAVAILABLE
         rig.model.let_go()
-        await asyncio.wait({rig.worker})
-        assert rig.worker.cancelled()
+        await asyncio.wait({rig.task})
+        assert rig.task.cancelled()
         rig.shutdown.drain()
 
 
@@ -295,8 +293,7 @@ async def test_a_worker_whose_device_thread_fails_closes_its_sessions_and_ends(
         monkeypatch.setattr(ModelRunner, "advance", die)
         await client.send(unit(0))
         assert (await client.closed()).reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
-        assert rig.worker
-        await asyncio.wait({rig.worker})
-        failure = rig.worker.exception()
+        await asyncio.wait({rig.task})
+        failure = rig.task.exception()
         assert isinstance(failure, ExceptionGroup)
         assert failure.subgroup(KeyError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from support.echo_family import (
     UNIT_SAMPLES,
     EchoDevice,
 )
+from support.fabric.in_process import LocalWorker
 from support.worker.fake_scheduler import FakeScheduler
 from support.worker.worker_harness import Rig, running_worker
 
@@ -99,15 +99,11 @@ async def test_a_conversation_moves_between_two_workers() -> None:
 async def test_the_module_of_a_family_is_named_by_a_flag(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     await scheduler.start()
-    shutdown = Shutdown()
-    own = WorkerSettings(
-        checkpoint=tmp_path, family="support.echo_family", schedulers=(scheduler.address,)
-    )
-    worker = asyncio.create_task(serve(own, shutdown))
+    own = {"checkpoint": tmp_path, "family": "support.echo_family"}
+    worker = LocalWorker(None, schedulers=(scheduler.address,), **own)
     await scheduler.until(lambda: bool(scheduler.registers))
     assert scheduler.registers[0].model.name == "echo"
-    shutdown.drain()
-    await worker
+    await worker.drain()
     await scheduler.stop()
 
 

@@ -16,14 +16,14 @@ import orjson
 import pybase64
 from support.edge.raw_client import RawClient, event
 from support.edge.scripted_fabric import ScriptedConversation, ScriptedFabric
+from support.fabric.in_process import no_task_left, running_edge
 from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.clock import Clock, Moment
 from duplane.edge.server import Edge
-from duplane.edge.settings import EdgeSettings, Limits
-from duplane.fabric.client import FabricClient
+from duplane.edge.settings import Limits
 from duplane.fabric.monitoring.spans import Telemetry
 
 
@@ -146,25 +146,20 @@ async def live_edge(
     **settings: Any,
 ) -> AsyncGenerator[LiveEdge]:
     """Run an edge with these limits and settings; at the end, assert that no task is left."""
-    before = asyncio.all_tasks()
-    limits = limits or Limits()
-    async with ScriptedFabric.running(slot_count) as fabric:
-        told = EdgeSettings(
-            listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits, **settings
-        )
+    with no_task_left("duplane/edge/"):
         async with (
-            FabricClient(told.schedulers) as client,
-            Edge.listening(told, client, telemetry or Telemetry("edge"), clock) as edge,
+            ScriptedFabric.running(slot_count) as fabric,
+            running_edge(
+                fabric.scheduler,
+                limits=limits or Limits(),
+                telemetry=telemetry,
+                clock=clock,
+                **settings,
+            ) as edge,
         ):
             live = LiveEdge(edge, fabric, clock)
             yield live
             await live.settled()
-    left = [
-        task
-        for task in asyncio.all_tasks() - before
-        if not task.done() and "duplane/edge" in str(task.get_coro())
-    ]
-    assert not left, left
 
 
 def impatient(limits: Limits) -> Limits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -27,6 +27,7 @@ from duplane.fabric.v1 import (
     session_pb2_grpc,
 )
 
+Response = TypeVar("Response")
 _CLAIM_S = 2
 # duplane's servers have the same options, because waiting clients send pings without data.
 _OPTIONS = [
@@ -86,41 +87,40 @@ class Acquisition:
         self.events.put_nowait(None)
 
 
-class ScriptedConversation:
-    """One Converse call with a claimed slot."""
+class ScriptedCall(Generic[Response]):
+    """A call to the worker. The test makes its responses."""
 
-    def __init__(self, claim: session_pb2.Claim) -> None:
-        self.claim = claim
-        self.received: asyncio.Queue[session_pb2.ConverseRequest] = asyncio.Queue()
-        self.responses: asyncio.Queue[session_pb2.ConverseResponse | FabricError] = asyncio.Queue()
+    def __init__(self) -> None:
+        self.responses: asyncio.Queue[Response | FabricError] = asyncio.Queue()
         self.is_over = asyncio.Event()
 
-    def say(self, *responses: session_pb2.ConverseResponse) -> None:
+    def say(self, *responses: Response) -> None:
         for response in responses:
             self.responses.put_nowait(response)
 
     def fail(self, reason: Reason, field: str = "", message: str = "scripted") -> None:
         self.responses.put_nowait(FabricError(reason, message, field=field))
+
+
+class ScriptedConversation(ScriptedCall[session_pb2.ConverseResponse]):
+    """One Converse call with a claimed slot."""
+
+    def __init__(self, claim: session_pb2.Claim) -> None:
+        super().__init__()
+        self.claim = claim
+        self.received: asyncio.Queue[session_pb2.ConverseRequest] = asyncio.Queue()
 
     async def next_request(self) -> session_pb2.ConverseRequest:
         async with asyncio.timeout(WITHIN_S):
             return await self.received.get()
 
 
-class ScriptedTurn:
+class ScriptedTurn(ScriptedCall[session_pb2.ChatResponse]):
     """One Chat call."""
 
     def __init__(self, request: session_pb2.ChatRequest) -> None:
+        super().__init__()
         self.request = request
-        self.responses: asyncio.Queue[session_pb2.ChatResponse | FabricError] = asyncio.Queue()
-        self.is_over = asyncio.Event()
-
-    def say(self, *responses: session_pb2.ChatResponse) -> None:
-        for response in responses:
-            self.responses.put_nowait(response)
-
-    def fail(self, reason: Reason, field: str = "", message: str = "scripted") -> None:
-        self.responses.put_nowait(FabricError(reason, message, field=field))
 
 
 class ScriptedFabric:

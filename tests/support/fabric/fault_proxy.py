@@ -7,7 +7,6 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
-from types import TracebackType
 
 _READ_BYTES = 16 * 1024
 # Maximum number of reads that wait in one direction of a connection; then the proxy stops reading.
@@ -81,12 +80,7 @@ class FaultProxy:
         await self.listen()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.refuse()
         await self.cut()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.sampling import Sampler
 from support.edge.live_edge import UPDATE, receive, send
+from support.fabric.in_process import LocalWorker, running_edge
 from support.monitoring.otlp import SpanReceiver
 from support.scheduler.scheduler_harness import SchedulerHarness
 from support.time_limits import WITHIN_S
@@ -22,14 +22,10 @@ from support.worker.scripted_model import ScriptedModel
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.server import Edge
-from duplane.edge.settings import EdgeSettings, Limits
-from duplane.fabric.client import FabricClient
+from duplane.edge.settings import Limits
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.span_queue import SpanQueue
 from duplane.fabric.monitoring.spans import Telemetry
-from duplane.fabric.process import Shutdown
-from duplane.worker.service import serve
-from duplane.worker.settings import WorkerSettings
 
 
 def set_deadline(monkeypatch: pytest.MonkeyPatch, spans_class: type, deadline_ns: int) -> None:
@@ -114,33 +110,26 @@ async def traced_fabric(
         telemetry = fabric.telemetry("scheduler", sampler)
         stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
         scheduler = await stack.enter_async_context(SchedulerHarness.running(telemetry))
-        settings = WorkerSettings(
-            checkpoint=Path("/nowhere"),
+        telemetry = fabric.telemetry("worker", sampler)
+        worker = LocalWorker(
+            fabric.model,
+            telemetry,
             schedulers=(scheduler.address,),
             slot_count=slot_count,
             **worker_settings,
         )
-        shutdown = Shutdown()
-        telemetry = fabric.telemetry("worker", sampler)
-        worker = asyncio.create_task(serve(settings, shutdown, fabric.model, telemetry))
-        stack.push_async_callback(_stop, worker, shutdown, fabric)
-        edge_settings = EdgeSettings(
-            listen="127.0.0.1:0", schedulers=(scheduler.address,), limits=limits or Limits()
-        )
+        stack.push_async_callback(_stop, worker, fabric)
         telemetry = fabric.telemetry("edge", sampler)
         stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
-        client = await stack.enter_async_context(FabricClient(edge_settings.schedulers))
         fabric.scheduler = scheduler.address
         fabric.edge = await stack.enter_async_context(
-            Edge.listening(edge_settings, client, telemetry)
+            running_edge(scheduler.address, telemetry=telemetry, limits=limits or Limits())
         )
         yield fabric
 
 
-async def _stop(worker: asyncio.Task[None], shutdown: Shutdown, fabric: TracedFabric) -> None:
+async def _stop(worker: LocalWorker, fabric: TracedFabric) -> None:
     await fabric.flushed()  # the stopping worker exports its last spans to the receiver
     fabric.model.let_go()
-    shutdown.drain()
-    async with asyncio.timeout(WITHIN_S):
-        await worker
+    await worker.drain()
     assert fabric.model.violations == []

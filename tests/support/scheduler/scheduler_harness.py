@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
+from support.fabric.in_process import failure_of
 from support.scheduler.watching_operator import Operator
 from support.time_limits import WITHIN_S
 
@@ -349,11 +350,7 @@ class Caller:
 
     async def refused(self) -> FabricError:
         """Wait for the call to fail."""
-        try:
-            while True:
-                await self.read()
-        except FabricError as error:
-            return error
+        return await failure_of(self.read)
 
     async def vanish(self) -> None:
         """Cancel the call."""

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -16,6 +15,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
+from support.fabric.in_process import LocalWorker, failure_of, no_task_left
 from support.time_limits import WITHIN_S
 from support.worker.fake_scheduler import FakeScheduler
 from support.worker.scripted_model import ScriptedModel
@@ -25,7 +25,6 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError
 from duplane.fabric.monitoring.spans import Telemetry
-from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import (
     lease_pb2,
     registry_pb2,
@@ -37,8 +36,6 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.models.interface import Device
-from duplane.worker.service import serve
-from duplane.worker.settings import WorkerSettings
 
 WORKER_ID = "worker-under-test"
 ChatResponses = AsyncIterator[session_pb2.ChatResponse]
@@ -53,15 +50,26 @@ def unit(sequence: int, value: float = 0.0, **fields: Any) -> session_pb2.Unit:
     return session_pb2.Unit(sequence=sequence, **{"audio": pcm(value), **fields})
 
 
-class Rig:
-    """The worker under test, with its model, scheduler and clients."""
+class Rig(LocalWorker):
+    """The worker under test, with its model, scheduler and clients.
 
-    def __init__(self, model: ScriptedModel, scheduler: FakeScheduler) -> None:
+    `device` replaces the model; it must have as many slots.
+    """
+
+    def __init__(
+        self,
+        model: ScriptedModel,
+        scheduler: FakeScheduler,
+        device: Device | None,
+        sampler: Sampler | None,
+        **settings: Any,
+    ) -> None:
         self.model = model
         self.scheduler = scheduler
-        self.shutdown = Shutdown()
         self.spans = InMemorySpanExporter()
-        self.worker: asyncio.Task[None] | None = None
+        telemetry = Telemetry("worker", SimpleSpanProcessor(self.spans), sampler)
+        defaults = {"worker_id": WORKER_ID, "slot_count": model.constants.slot_count}
+        super().__init__(device or model, telemetry, **{**defaults, **settings})
         self._numbers = itertools.count(1)
         self._last_numbers: dict[int, int] = {}
         self._received_count = 0
@@ -175,41 +183,32 @@ class Client(ConverseStream):
     ) -> session_pb2.Claimed:
         claim = session_pb2.Claim(lease=granted.lease, trace=trace)
         await self.write(session_pb2.ConverseRequest(claim=claim))
-        response = await self.read()
-        assert response.WhichOneof("message") == "claimed", response
-        return response.claimed
+        return await self._expect("claimed")
 
     async def read(self) -> session_pb2.ConverseResponse:
         async with asyncio.timeout(WITHIN_S):
             return await super().read()
 
-    async def delta(self) -> session_pb2.Delta:
+    async def _expect(self, kind: str) -> Any:
         response = await self.read()
-        assert response.WhichOneof("message") == "delta", response
-        return response.delta
+        assert response.WhichOneof("message") == kind, response
+        return getattr(response, kind)
+
+    async def delta(self) -> session_pb2.Delta:
+        return await self._expect("delta")
 
     async def failed(self) -> session_pb2.Failed:
-        response = await self.read()
-        assert response.WhichOneof("message") == "failed", response
-        return response.failed
+        return await self._expect("failed")
 
     async def leaving(self) -> session_pb2.Leaving:
-        response = await self.read()
-        assert response.WhichOneof("message") == "leaving", response
-        return response.leaving
+        return await self._expect("leaving")
 
     async def closed(self) -> session_pb2.Closed:
-        response = await self.read()
-        assert response.WhichOneof("message") == "closed", response
-        return response.closed
+        return await self._expect("closed")
 
     async def refused(self) -> FabricError:
         """Read until the call fails, and return the failure."""
-        try:
-            while True:
-                await self.read()
-        except FabricError as error:
-            return error
+        return await failure_of(self.read)
 
     async def half_close(self) -> None:
         await self._call.done_writing()
@@ -292,48 +291,25 @@ async def running_worker(
     if scheduler is None:
         scheduler = FakeScheduler()
         await scheduler.start()
-    rig = Rig(model or ScriptedModel(), scheduler)
-    telemetry = Telemetry("worker", SimpleSpanProcessor(rig.spans), sampler)
-    worker_settings = WorkerSettings(
-        **{
-            "checkpoint": Path("/nowhere"),
-            "schedulers": (scheduler.address, *schedulers),
-            "worker_id": WORKER_ID,
-            "slot_count": rig.model.constants.slot_count,
-            **settings,
-        }
-    )
-    before = asyncio.all_tasks()
+    model, addresses = model or ScriptedModel(), (scheduler.address, *schedulers)
+    rig = Rig(model, scheduler, device, sampler, schedulers=addresses, **settings)
     patch = pytest.MonkeyPatch()
     rig.count_units(patch)
-    rig.worker = asyncio.create_task(
-        serve(worker_settings, rig.shutdown, device or rig.model, telemetry)
-    )
     try:
-        await scheduler.until(
-            lambda: bool(scheduler.registers) and scheduler.report_count > 0, start_within_s
-        )
-        yield rig
-        rig.model.let_go()
-        if not rig.worker.done():
-            # A draining worker may end before its last report arrives.
-            if not is_broken_at_end and not rig.shutdown.is_draining:
-                await rig.all_free()
-            rig.shutdown.drain()
-            async with asyncio.timeout(WITHIN_S):
-                await rig.worker
-        assert rig.model.violations == []
-        left = [task for task in asyncio.all_tasks() - before if _is_of_worker(task)]
-        assert not left, left
+        with no_task_left("duplane/worker/"):
+            await scheduler.until(
+                lambda: bool(scheduler.registers) and scheduler.report_count > 0, start_within_s
+            )
+            yield rig
+            rig.model.let_go()
+            if not rig.task.done():
+                # A draining worker may end before its last report arrives.
+                if not is_broken_at_end and not rig.shutdown.is_draining:
+                    await rig.all_free()
+                await rig.drain()
+            assert rig.model.violations == []
     finally:
         patch.undo()
         rig.model.let_go()
-        rig.worker.cancel()
-        await asyncio.wait({rig.worker})
+        await rig.cancel()
         await scheduler.stop()
-
-
-def _is_of_worker(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task runs the worker's code. Tasks of gRPC may end a little later."""
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and "duplane/worker/" in code.co_filename

@@ -7,11 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 from support.edge.live_edge import begin, end, live_edge
-
-from duplane.edge.server import Edge
-from duplane.edge.settings import EdgeSettings
-from duplane.fabric.client import FabricClient
-from duplane.fabric.monitoring.spans import Telemetry
+from support.fabric.in_process import running_edge
 
 STATUS_KEYS = {
     *("gateway_healthy", "total_workers", "idle_workers", "busy_workers", "duplex_workers"),
@@ -38,11 +34,9 @@ async def test_process_lives_while_no_scheduler_answers() -> None:
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-    settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(address,))
     async with silent:
         async with (
-            FabricClient(settings.schedulers) as fabric,
-            Edge.listening(settings, fabric, Telemetry("edge")) as edge,
+            running_edge(address) as edge,
             aiohttp.ClientSession() as client,
             client.get(f"http://{edge.address}/health") as response,
         ):

@@ -14,15 +14,13 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from support.edge.live_edge import HandSetClock, LiveEdge, live_edge
 from support.edge.scripted_fabric import ScriptedFabric
+from support.fabric.in_process import running_edge
 from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import read_events, read_meta, recordings
-from duplane.edge.server import Edge
-from duplane.edge.settings import EdgeSettings, Limits
-from duplane.fabric.client import FabricClient
+from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
-from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -250,17 +248,9 @@ async def test_a_request_ends_with_the_edge_and_leaves_nothing(
 ) -> None:
     async with ScriptedFabric.running() as fabric:
         fabric.is_automatic = False
-        settings = EdgeSettings(
-            listen="127.0.0.1:0",
-            schedulers=(fabric.scheduler,),
-            limits=Limits(close_s=close_s),
-            recording=RecordingSettings(tmp_path),
-        )
-        async with (
-            FabricClient(settings.schedulers) as client,
-            aiohttp.ClientSession() as http,
-        ):
-            async with Edge.listening(settings, client, Telemetry("edge")) as edge:
+        limits, recording = Limits(close_s=close_s), RecordingSettings(tmp_path)
+        async with aiohttp.ClientSession() as http:
+            async with running_edge(fabric.scheduler, limits=limits, recording=recording) as edge:
                 asking = asyncio.ensure_future(
                     http.post(f"http://{edge.address}/api/chat", json=ASK)
                 )

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 import soundfile
 from support.edge.live_edge import Asked, closed, receive
+from support.fabric.in_process import running_edge
 from support.scheduler.scheduler_harness import SchedulerHarness
 from websockets.asyncio.client import connect
 
-from duplane.edge.server import Edge
-from duplane.edge.settings import EdgeSettings
-from duplane.fabric.client import FabricClient
-from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import registry_pb2
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -27,10 +24,8 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 @contextlib.asynccontextmanager
 async def edge_over(*schedulers: str, **settings: Any) -> AsyncGenerator[Asked]:
-    told = EdgeSettings(listen="127.0.0.1:0", schedulers=schedulers, **settings)
     async with (
-        FabricClient(told.schedulers) as fabric,
-        Edge.listening(told, fabric, Telemetry("edge")) as edge,
+        running_edge(*schedulers, **settings) as edge,
         aiohttp.ClientSession() as client,
     ):
         yield Asked(edge.address, client)
