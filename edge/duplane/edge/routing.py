@@ -19,7 +19,7 @@ from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.identity import Identity
 from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, MODES, Mode
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.continuity import WITHOUT, Continuity
+from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
 from duplane.fabric.monitoring.spans import from_headers
@@ -110,7 +110,11 @@ class Endpoint:
     mode: Mode
 
     def new_session(
-        self, identity: Identity, limits: Limits, now: Moment, continuity: Continuity = WITHOUT
+        self,
+        identity: Identity,
+        limits: Limits,
+        now: Moment,
+        continuity: Continuity = NO_CONTINUITY,
     ) -> AnySession:
         """Return a new session. A duplex session moves between workers if `continuity` allows."""
         if self.dialect is None:

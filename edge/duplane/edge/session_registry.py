@@ -23,7 +23,7 @@ from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.routing import AnySession, Target, parse_target, parse_trace
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.continuity import WITHOUT, Continuity, RebuildPermits
+from duplane.edge.session.continuity import NO_CONTINUITY, Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.runner import Client
@@ -87,7 +87,7 @@ class SessionRegistry:
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
         journals = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
         self.metrics.observe_journals(journals)
-        self.continuity = WITHOUT
+        self.continuity = NO_CONTINUITY
         if settings.continuity == "worker":
             self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
         telemetry.observe(self.metrics.registry)
@@ -123,7 +123,7 @@ class SessionRegistry:
 
     async def watch_workers(self) -> None:
         """Move sessions away from workers that hang, until cancelled."""
-        if self.continuity is WITHOUT:
+        if self.continuity is NO_CONTINUITY:
             return
 
         def duplex_runners() -> list[DuplexRunner]:

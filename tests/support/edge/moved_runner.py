@@ -110,6 +110,10 @@ class WorkerDouble:
     def lose(self) -> None:
         self._responses.put_nowait(LOST)
 
+    def fail(self, error: Exception) -> None:
+        """Let the session read an error that no worker sends."""
+        self._responses.put_nowait(error)
+
 
 class _GrantsInTurn:
     """Grants a slot of each worker in turn, and after that always a slot of the last worker."""
@@ -118,6 +122,8 @@ class _GrantsInTurn:
         self.requests: list[lease_pb2.AcquireLeaseRequest] = []
         self.unreachable: list[str] = []
         self.has_released = asyncio.Event()  # a slot was given back
+        self.may_release = asyncio.Event()  # else a slot that is given back stays held
+        self.may_release.set()
         self._workers = workers
 
     @contextlib.asynccontextmanager
@@ -135,6 +141,7 @@ class _GrantsInTurn:
         try:
             yield worker
         finally:
+            await self.may_release.wait()
             self.has_released.set()
 
     def report_unreachable(self, granted: lease_pb2.Granted) -> None:
@@ -171,7 +178,8 @@ class MovedRunner:
     ) -> None:
         clock = clock or LoopClock()
         space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
-        continuity = Continuity(space, RebuildPermits(limits.rebuild_count))
+        self.space, self.permits = space, RebuildPermits(limits.rebuild_count)
+        continuity = Continuity(space, self.permits)
         session = ENDPOINTS[Route.DUPLEX, "audio"].new_session(
             Identity("s", "rt_0"), limits, clock.now(), continuity
         )

@@ -61,4 +61,4 @@ class Continuity:
     new_seed: Callable[[], int] = _new_seed
 
 
-WITHOUT = Continuity(None, RebuildPermits(0))
+NO_CONTINUITY = Continuity(None, RebuildPermits(0))

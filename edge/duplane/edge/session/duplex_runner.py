@@ -117,7 +117,11 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             ) as stream:
                 now = self._clock.now()
                 open_s = to_seconds(stream.claimed.open_timeout)
-                events = self.session.claimed(slot, stream.granted, open_s, now)
+                try:
+                    events = self.session.claimed(slot, stream.granted, open_s, now)
+                except FabricError as error:  # the session does not wait until it is given back
+                    self._slot_failed(slot, error)
+                    return
                 self._calls[slot].stream = stream
                 self._apply(events, now)
                 await self._converse(slot, stream)

@@ -16,7 +16,7 @@ from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.first_event import detect, implied_init, needs_init
 from duplane.edge.payload.fields import Fields
-from duplane.edge.session.continuity import WITHOUT, Continuity
+from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.effects import RecordDropped
 from duplane.edge.session.move_table import (
     EARLY,
@@ -54,7 +54,7 @@ class DuplexSession(Session[DuplexDialect]):
         dialect: DuplexDialect,
         limits: Limits,
         now: Moment,
-        continuity: Continuity = WITHOUT,
+        continuity: Continuity = NO_CONTINUITY,
         *,
         detects_dialect: bool = False,
     ) -> None:

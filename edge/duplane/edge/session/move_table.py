@@ -122,7 +122,8 @@ MOVING = PREPARING | LOST
 MOVABLE = MOVING | {MovePhase.SETTLED}
 # The next worker has a slot for the session.
 CLAIMED = MOVING - {MovePhase.ACQUIRING, MovePhase.LOST_ACQUIRING}
-# The next worker has the last past units. While the present worker answers, this is limited.
+# The next worker has the last past units. While the present worker answers, `--failover-s` limits
+# the time in these phases.
 LAST_SENT = frozenset({MovePhase.CHANGING, MovePhase.OVERTAKING, MovePhase.LOST_CHANGING})
 HELD = frozenset({MovePhase.HOLDING, MovePhase.CHANGING})
 # The present worker gets units.

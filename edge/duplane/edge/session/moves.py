@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from duplane.edge.clock import Moment
-from duplane.edge.session.continuity import WITHOUT, Continuity
+from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.effects import (
     Acquire,
     Cancel,
@@ -116,7 +116,7 @@ class Moves:
     """
 
     def __init__(
-        self, frame_count: int, effects: deque[Effect], continuity: Continuity = WITHOUT
+        self, frame_count: int, effects: deque[Effect], continuity: Continuity = NO_CONTINUITY
     ) -> None:
         self.phase = MovePhase.START
         self.present = Slot()
@@ -426,7 +426,7 @@ class Moves:
         """
         slots = [
             slot
-            for slot in (self.present, self.attempt.slot)
+            for slot in dict.fromkeys((self.present, self.attempt.slot))
             if slot.owed_s is not None
             and now.monotonic_s - slot.owed_s > overdue_s
             and self.uses(slot)

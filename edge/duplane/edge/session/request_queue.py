@@ -194,7 +194,7 @@ class RequestQueue:
         self.sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)
         self._next_sequence += 1
         self._first_ordinal += 1
-        kept_count = self.model.unit_count(self._MAX_KEPT_S)
+        kept_count = min(self.model.unit_count(self._MAX_KEPT_S), self.MAX_SENT)
         if len(self.sent) > kept_count:
             self._bound_sent(kept_count)
         return Outgoing(request, receipt)

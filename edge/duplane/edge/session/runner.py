@@ -80,6 +80,9 @@ class SessionRunner(ABC, Generic[S]):
         finally:
             if self._timer:
                 self._timer.cancel()
+            if not self.session.closed:  # after an unexpected error
+                self.session.end(Close(CloseReason.FAILED, "internal error"), self._clock.now())
+                self._execute_effects()
 
     async def receive(self, message: bytes, waited_s: float = 0.0) -> None:
         """Handle one message of the client. A long message is decoded in a thread."""
@@ -171,6 +174,9 @@ class SessionRunner(ABC, Generic[S]):
             self._wake.set()
         elif (deadline := self.session.time_limits.next_deadline) < self._timer_s:
             self._set_timer(deadline)
+        self._execute_effects()
+
+    def _execute_effects(self) -> None:
         while self.session.effects:
             self._execute(self.session.effects.popleft())
 

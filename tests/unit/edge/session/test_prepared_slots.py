@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from support.edge.moved_runner import MovedRunner, WorkerDouble
+from support.fabric.real_fabric import until
 from support.time_limits import WITHIN_S
 
 from duplane.edge.settings import Limits
@@ -40,6 +41,67 @@ async def test_call_to_a_draining_worker_ends_in_order() -> None:
     assert play.count("duplane_moves_total", cause="drain", outcome="moved") == 1
     assert play.count("duplane_moves_total") == 1
     assert play.runner.worker == "w1"
+
+
+async def test_slot_that_cannot_be_used_delays_no_move() -> None:
+    """The scheduler grants another slot of the worker that drains, and that is then lost."""
+    first, same, second = WorkerDouble(), WorkerDouble(name="w0"), WorkerDouble()
+    async with MovedRunner.running(first, same, second) as play:
+        await play.exchange()
+        play.fabric.may_release.clear()
+        first.drain()
+        await until_moves(play, outcome="failed")
+        first.lose()
+        await second.until("rebuild")
+        await play.exchange()
+        play.fabric.may_release.set()
+        await play.say('{"type":"stop"}')
+    assert play.count("duplane_moves_total", cause="worker_lost", outcome="moved") == 1
+    assert play.count("duplane_moves_total") == 2
+    assert play.fabric.unreachable == ["w0"]
+
+
+async def until_moves(play: MovedRunner, outcome: str) -> None:
+    """Wait until a move has ended so."""
+
+    async def has_ended() -> bool:
+        return play.count("duplane_moves_total", outcome=outcome) == 1
+
+    await until(has_ended, WITHIN_S)
+
+
+async def test_unexpected_error_gives_the_permit_and_the_journal_back() -> None:
+    first, second = WorkerDouble(), WorkerDouble(rebuild=None)
+    plays: list[MovedRunner] = []
+
+    async def fail() -> None:
+        async with MovedRunner.running(first, second) as play:
+            plays.append(play)
+            await play.exchange()
+            first.drain()
+            await second.until("rebuild")
+            first.fail(RuntimeError("a fault of the program"))
+
+    with pytest.raises(ExceptionGroup):
+        await fail()
+    (play,) = plays
+    assert play.session.closed
+    assert play.permits.free_count == Limits().rebuild_count
+    assert play.space.used_bytes == 0
+
+
+async def test_worker_that_hangs_after_a_move_is_found_once() -> None:
+    first, second = WorkerDouble(), WorkerDouble()
+    async with MovedRunner.running(first, second) as play:
+        await play.exchange()
+        first.lose()
+        await play.exchange()
+        second.ends["unit"] = None
+        await play.chunk()
+        for _ in range(2):
+            await second.until("unit")
+        assert len(play.runner.overdue_slots(0)) == 1
+        await play.say('{"type":"stop"}')
 
 
 async def test_prepared_slot_is_given_back_when_the_answer_comes() -> None:
