@@ -39,6 +39,7 @@ from duplane.worker.models.types import (
     Opened,
     OptionError,
     PastUnit,
+    Rebuilt,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -178,6 +179,83 @@ async def test_a_unit_that_is_left_without_an_answer_loses_the_round() -> None:
 
     log.model.step = forget
     assert log.run_units([taken(0), taken(1)]) == {0, 1}
+
+
+async def test_a_unit_that_has_only_a_voice_as_its_result_is_lost() -> None:
+    log = Log(0)
+    log.model.advance = lambda items, row_budget: iter([Unfinished(0, Part.VOICE, 1)])
+    assert log.run_units([taken(0)]) == {0}
+    assert log.kinds() == [(0, Lost)]
+
+
+async def test_a_result_of_a_slot_without_an_item_reaches_no_other_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Log(0, 1, 2)
+
+    def advance(items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+        yield UnitFailure(2, "NOT_FINITE", "no", is_fatal=True)
+
+    log.model.advance = advance
+    assert log.run_units([taken(0), taken(1)]) == {0, 1}
+    assert sorted(log.kinds(), key=str) == [(0, Lost), (1, Lost)]
+    assert "slot 2 has a result, UnitFailure, but no item" in caplog.text
+
+
+@pytest.mark.parametrize("work", ["open", "prompt", "start_chat", "voice", "rebuild"])
+async def test_work_without_a_result_is_lost(work: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(0)
+    match work:
+        case "open":
+            log.open(0)
+        case "prompt":
+            log.channels[0].next = Continue(0, Part.PROMPT, 5)
+        case "start_chat":
+            log.chat(0)
+        case "voice":
+            log.channels[0].next = Continue(0, Part.VOICE, 5)
+        case _:
+            log.channels[0].past_units = []
+    log.model.advance = lambda items, row_budget: iter(())
+    log.round()
+    assert log.kinds() == [(0, Lost)]
+    assert "slots [0] have no result" in caplog.text
+    log.round()
+    assert log.kinds() == [(0, Lost)], "the work is not repeated"
+
+
+async def test_a_chat_may_have_a_step_without_a_result() -> None:
+    log = Log()
+    log.chat(0)
+    log.channels[0].next = Continue(0, Part.CHAT, 5)
+    log.model.advance = lambda items, row_budget: iter(())
+    log.round()
+    assert log.kinds() == []
+    assert log.channels[0].next is not None
+
+
+async def test_a_rebuild_that_takes_no_unit_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(0)
+    log.channels[0].past_units = [PastUnit(taken(0), (), b"", 0)]
+    log.model.rebuild = lambda slot, units: Rebuilt(slot, 0, 7, is_complete=False)
+    log.round()
+    assert log.kinds() == [(0, Lost)]
+    assert "has rebuilt 0 of 1 past units" in caplog.text
+
+
+async def test_the_log_of_a_failure_names_the_work(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(0)
+    log.channels[0].past_units = [PastUnit(taken(0), (), b"", 0)]
+    log.round()
+    assert "slot 0: Rebuild failed: REBUILD_REFUSED, past unit 0 has no ids" in caplog.text
+
+    def fail(items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+        raise RuntimeError("no")
+
+    log.model.advance = fail
+    log.channels[0].next = Continue(0, Part.VOICE, 1)
+    log.round()
+    assert "a call failed: Continue voice of slot 0" in caplog.text
 
 
 async def test_a_settle_that_raises_loses_the_round() -> None:

@@ -33,6 +33,7 @@ from duplane.worker.models.interface import (
     Continue,
     Device,
     DeviceLostError,
+    Item,
     Open,
     Part,
     Rebuild,
@@ -88,7 +89,8 @@ class ModelRunner:
     def advance(self, launch: Launch) -> None:
         """Let the model advance the items of a launch, and deliver each result.
 
-        If the model raises, or leaves a unit without a result, all slots of the launch are lost.
+        If the model raises, or its results do not belong to the items, all slots of the launch are
+        lost, and no other slot.
         """
         for item in launch.items.values():
             if isinstance(item, Open | StartChat):
@@ -100,24 +102,35 @@ class ModelRunner:
         except DeviceLostError:
             raise
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the launch
-            _log.exception("the work of slots %s failed", sorted(launch.items))
+            names = [f"{_name(item)} of slot {slot}" for slot, item in launch.items.items()]
+            _log.exception("a call failed: %s", ", ".join(names))
             self._lose(set(launch.items) - over)
         finally:
             if batch:
                 self._on_batch(batch)
 
     def _run(self, launch: Launch, batch: BatchRecord | None, over: set[int]) -> None:
-        """Deliver the results of a launch. Raises the exceptions of the model."""
+        """Deliver the results of a launch.
+
+        Raises the exceptions of the model, and RuntimeError if a result has no item or an item has
+        no result. Only a step of a chat may have none.
+        """
+        silent = {slot for slot, item in launch.items.items() if not _is_chat_step(item)}
         for result in self.model.advance(tuple(launch.items.values()), launch.row_budget):
+            slot = result.slot
+            if slot not in launch.items:
+                kind = type(result).__name__
+                raise RuntimeError(f"slot {slot} has a result, {kind}, but no item")
             if self._deliver(launch, result):
-                over.add(result.slot)
+                over.add(slot)
+            if slot not in launch.records:
+                silent.discard(slot)
             if not launch.records:  # no unit waits for its result
                 self._check_suspect()
                 if batch and not batch.settle_s:
                     batch.settle_s = time.monotonic()
-        if launch.records:
-            slots = sorted(launch.records)
-            raise RuntimeError(f"the model returned no result for the units of slots {slots}")
+        if silent:
+            raise RuntimeError(f"slots {sorted(silent)} have no result")
         if batch:
             batch.ended_s = time.monotonic()
 
@@ -149,7 +162,8 @@ class ModelRunner:
             case UnitFailure():
                 return self._fail(launch, channel, result)
             case Unfinished():
-                launch.records.pop(result.slot, None)
+                if result.part is Part.PICTURES:
+                    launch.records.pop(result.slot)
                 self._set_next(channel, result)
             case VoiceReady():
                 self._set_next(channel, None)
@@ -159,7 +173,7 @@ class ModelRunner:
                     channel.is_ready = True
                 self._post(channel, result)
             case Rebuilt():
-                self._rebuilt(channel, result)
+                self._rebuilt(channel, launch.items[result.slot], result)
             case ChatOutput():
                 with self._lock:
                     channel.credit -= 1
@@ -195,8 +209,11 @@ class ModelRunner:
                     channel.stop()
             self._post(channel, failed_unit(record, failure))
             return failure.is_fatal
-        _log.error("slot %d: its work failed: %s", failure.slot, failure.message)
-        is_rebuild = isinstance(launch.items[failure.slot], Rebuild)
+        item = launch.items[failure.slot]
+        _log.error(
+            "slot %d: %s failed: %s, %s", failure.slot, _name(item), failure.reason, failure.message
+        )
+        is_rebuild = isinstance(item, Rebuild)
         if is_rebuild and failure.reason in _REBUILD_REASONS:
             with self._lock:
                 channel.stop()
@@ -206,8 +223,16 @@ class ModelRunner:
             self._lose([failure.slot])
         return True
 
-    def _rebuilt(self, channel: SlotChannel, rebuilt: Rebuilt) -> None:
-        """Keep the past units that are left. Report the rebuild if none is left of the message."""
+    def _rebuilt(self, channel: SlotChannel, item: Item, rebuilt: Rebuilt) -> None:
+        """Keep the past units that are left. Report the rebuild if none is left of the message.
+
+        Raises RuntimeError if past units are left and none was rebuilt.
+        """
+        count = len(item.units) if isinstance(item, Rebuild) else 0
+        if count and rebuilt.unit_count < 1 and not rebuilt.is_complete:
+            raise RuntimeError(
+                f"slot {channel.slot} has rebuilt {rebuilt.unit_count} of {count} past units"
+            )
         with self._lock:
             if channel.past_units is None:
                 return  # the session has ended meanwhile
@@ -273,3 +298,14 @@ class ModelRunner:
             self._memory_bound_bytes,
         )
         return False
+
+
+def _is_chat_step(item: Item) -> bool:
+    """Return whether an item is a step of a chat, which may have no result."""
+    return isinstance(item, Continue) and item.part is Part.CHAT
+
+
+def _name(item: Item) -> str:
+    """Return the kind of an item, and the part that it continues, for the log."""
+    kind = type(item).__name__
+    return f"{kind} {item.part.value}" if isinstance(item, Continue) else kind

@@ -190,6 +190,7 @@ class RunUnit:
 class Rebuild:
     """Rebuild a share of the past units of an open conversation. Result: `Rebuilt`.
 
+    The share has at least one unit if the item has units.
     Later items bring the units that are left. After the conversation's last past unit, an item
     without units repeats the speech of the open turn, until the result `is_complete`.
     """
@@ -256,6 +257,9 @@ class Model(Protocol):
         `row_budget`. The caller iterates to the end. If this raises, the state of all slots of the
         call is unknown, and they can only be closed. Raises ValueError and changes nothing if a
         slot may not do its item now.
+
+        Each item has at least one result; only a step of a chat may have none. Otherwise, or if a
+        result has a slot without an item, the caller closes the slots of the call.
         """
         ...
 
