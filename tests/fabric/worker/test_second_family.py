@@ -57,8 +57,10 @@ async def test_units_have_the_length_and_the_rates_of_the_family() -> None:
         assert not spoken.HasField("state_change")
         await client.send(unit(1, 0.0))
         assert (await client.delta()).HasField("listen")
-        await client.send(unit(2, 0.5, 2 * UNIT_SAMPLES + 1))
-        assert (await client.failed()).reason == "UNIT_TOO_LONG"
+        await client.send(unit(2, 0.5, 4200))
+        failed = await client.failed()
+        assert failed.reason == "UNIT_TOO_LONG"
+        assert "lasts 0.175 s, more than 0.16 s" in failed.message
 
 
 async def test_a_second_of_units_may_come_at_once() -> None:
@@ -114,6 +116,7 @@ async def test_the_module_of_a_family_is_named_by_a_flag(tmp_path: Path) -> None
         ({"config.json": b"?"}, "", "cannot be read"),
         ({"config.json": b"[]"}, "", "cannot be read"),
         ({"config.json": b'{"model_type": "moshi"}'}, "", "type 'moshi'; duplane runs minicpmo"),
+        ({"config.json": b'{"model_type": ["moshi"]}'}, "", r"type \['moshi'\]; duplane runs"),
         ({}, "no_such_family", "cannot be used"),
         ({}, "json", "cannot be used"),
     ],

@@ -113,11 +113,14 @@ class Worker:
         self._attach_loop: AttachLoop | None = None
         self._server = FabricServer(_SERVICE)
         self._admission = Admission(
-            settings.worker_id, engine.model.slot_count, _kinds(engine.model), self._on_change
+            settings.worker_id,
+            engine.constants.slot_count,
+            _kinds(engine.constants),
+            self._on_change,
         )
         self._metrics = WorkerMetrics(
             self._admission,
-            engine.model,
+            engine.constants,
             lambda: engine.memory_used_bytes,
             device.description().memory_bytes,
         )
@@ -211,7 +214,7 @@ class Worker:
         await self._server.set_serving(not is_stuck)
 
     def _register(self) -> registry_pb2.Register:
-        model, device = self._engine.model, self._device.description()
+        model, device = self._engine.constants, self._device.description()
         return registry_pb2.Register(
             worker_id=self._settings.worker_id,
             incarnation=self._incarnation,

@@ -121,7 +121,7 @@ class DeviceThread:
         self._ended.result()
 
     @property
-    def model(self) -> ModelConstants:
+    def constants(self) -> ModelConstants:
         """The constants of the loaded model."""
         assert self._runner, "the device thread is started"
         return self._runner.model.constants
@@ -134,7 +134,7 @@ class DeviceThread:
 
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
         """Open the channel to a slot. Units may be queued before the conversation is open."""
-        inbox = Inbox(self.model.count_of(self._inbox_unit_count))
+        inbox = Inbox(self.constants.count_of(self._inbox_unit_count))
         channel = SlotChannel(slot, inbox, on_event)
         with self._lock:
             if slot in self._channels:

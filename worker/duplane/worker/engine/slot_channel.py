@@ -18,7 +18,8 @@ class SlotChannel:
     `on_event` is called on the event loop, in the order of the events. The device thread's lock
     guards `inbox` and these fields:
 
-    - `is_ready`: the conversation is open, so units may run and past units may be rebuilt.
+    - `is_ready`: the conversation has opened and has not ended, so units may run and past units may
+      be rebuilt while `next` is None. Always false for a chat.
     - `is_muted`: the slot's work must not continue.
     - `next`: the item that comes before any unit: an item that opens the slot, or the rest of
       unfinished work. None if there is neither.

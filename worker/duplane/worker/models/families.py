@@ -44,7 +44,7 @@ def _family_of(settings: WorkerSettings) -> str:
         raise LoadError(f"{path} does not exist") from None
     except (OSError, ValueError, AttributeError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise LoadError(
             f"{path.parent} is a model of type {model_type!r}; duplane runs {known}, and other "

@@ -113,7 +113,10 @@ class Preparer(Protocol):
         ...
 
     def unit(self, unit: Unit) -> Unit | UnitFailure:
-        """Return the unit with prepared pictures and its number of rows, or its refusal."""
+        """Return the unit with prepared pictures and its number of rows, or its refusal.
+
+        Without frames this takes microseconds, because the worker calls it on its event loop.
+        """
         ...
 
     def picture(self, picture: Image, max_slices: int | None) -> PreparedPicture:
@@ -223,7 +226,12 @@ Item = Open | StartChat | RunUnit | Rebuild | Continue
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The slot's work needs `rows` more rows. A `Continue` must come before other items."""
+    """The slot's work is not finished. A `Continue` must come before other items.
+
+    `rows` is the number of rows that are left: of the prompt for PROMPT and CHAT, of the unit for
+    PICTURES, and at most of the prompt of the voice for VOICE. The worker returns it in
+    `Continue.rows`, and compares it with the row budget for PICTURES only.
+    """
 
     slot: int
     part: Part

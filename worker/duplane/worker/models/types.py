@@ -171,7 +171,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class StateChange:
-    """The content of `UnitOutput.state` as release 0.1 writes and reads it, for MiniCPM-o only.
+    """How a unit changed the state of its conversation. Only MiniCPM-o has it.
+
+    The bytes of `UnitOutput.state` have the same content. Workers of release 0.1 do not know these
+    bytes; they exchange the fields as a message of the contract.
 
     `chosen_token_ids` are the ids that the model chose and that the repetition penalty counts. The
     rules of a unit can replace or drop some of these ids. `draw_count` is the number of uniform

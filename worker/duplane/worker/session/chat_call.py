@@ -60,7 +60,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
     async def _prepare(self) -> PreparedChat:
         """Check the request, decode its videos and lay out its prompt, without the device."""
         try:
-            chat = chat_request(self._request, self._limits, self._engine.model.input_hertz)
+            chat = chat_request(self._request, self._limits, self._engine.constants.input_hertz)
             prepare_picture = partial(self._engine.prepare_picture, self.channel)
             chat = await self._videos.fill(chat, self._request, prepare_picture)
             return await self._engine.prepare_chat(self.channel, chat)

@@ -65,13 +65,13 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         limits: SessionLimits,
         on_pause: Callable[[bool], None],
     ) -> None:
-        outbox_capacity = engine.model.count_of(limits.outbox_message_count)
+        outbox_capacity = engine.constants.count_of(limits.outbox_message_count)
         super().__init__(stream, claims.slot, engine, limits, outbox_capacity)
         self._state = state
         self._reporter = reporter
         self._on_pause = on_pause
         self._is_omni = claims.kind == lease_pb2.SESSION_KIND_OMNI_DUPLEX
-        self._token_limit = engine.model.context_capacity
+        self._token_limit = engine.constants.context_capacity
         self._last_sequence = -1
         self._is_open = False
         self._is_bounded = True
@@ -129,7 +129,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
                     self.close(session_pb2.CLOSE_REASON_CLIENT)
 
     async def _open(self, request: session_pb2.Open) -> None:
-        rate = self._engine.model.input_hertz
+        rate = self._engine.constants.input_hertz
         options, self._short_voices = conversation_options(request, self._limits, rate)
         self._options = options
         self._token_limit = token_limit(request, self._token_limit)
@@ -157,13 +157,13 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         """
         if not self._is_open:
             raise FabricError(Reason.OUT_OF_ORDER, "rebuild cannot come before opened")
-        check_model(request, self._engine.model.digest)
+        check_model(request, self._engine.constants.digest)
         if self._options.seed is None and not self._options.is_greedy:
             raise FabricError(Reason.REBUILD_REFUSED, "open has no seed", field="seed")
         units = check_units(
             request,
             self._limits,
-            self._engine.model,
+            self._engine.constants,
             slot=self.channel.slot,
             last_sequence=self._last_sequence,
             is_omni=self._is_omni,
@@ -197,7 +197,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         entry = check_unit(
             request,
             self._limits,
-            self._engine.model,
+            self._engine.constants,
             slot=self.channel.slot,
             last_sequence=self._last_sequence,
             is_omni=self._is_omni,
@@ -244,14 +244,14 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._reporter.opened()
         # A context window keeps the context below the worker's limit. Then only a lower limit of
         # the client ends the session.
-        is_own_limit = self._token_limit < self._engine.model.context_capacity
+        is_own_limit = self._token_limit < self._engine.constants.context_capacity
         self._is_bounded = is_own_limit or not opened.has_window
         ignored = self._short_voices.union(map(field_path, opened.ignored)) & self._sent_paths
         message = session_pb2.Opened(
             prompt_token_count=opened.context_length,
             context_token_limit=self._token_limit,
             ignored_fields=sorted(ignored),
-            model_digest=self._engine.model.digest,
+            model_digest=self._engine.constants.digest,
         )
         self._send(session_pb2.ConverseResponse(opened=message))
 

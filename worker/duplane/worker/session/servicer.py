@@ -150,7 +150,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
         trace = client_trace if client_trace.traceparent else spans.inject(span)
         unit_spans = UnitSpans(
-            claims, self._tracer, trace, spans.inject(span), self._engine.model.unit_s
+            claims, self._tracer, trace, spans.inject(span), self._engine.constants.unit_s
         )
         reporter = UnitReporter(unit_spans, self._metrics)
 

@@ -62,7 +62,7 @@ def check_unit(
             raise _BadUnitError("audio is empty", "audio")
         most_s = limits.max_unit_s * model.unit_s
         if (seconds := samples.size / model.input_hertz) > most_s:
-            fault = f"audio lasts {seconds:.1f} s, more than {most_s:g} s"
+            fault = f"audio lasts {seconds:.3g} s, more than {most_s:.3g} s"
             raise _BadUnitError(fault, "audio", UNIT_TOO_LONG)
     except _BadUnitError as error:
         sequence, fault = request.sequence, str(error)

@@ -200,7 +200,7 @@ class UnitSpans:
 
 
 class BatchReporter:
-    """Records the spans of batches with at least one exported record."""
+    """Records the spans of batches with at least one unit whose span is exported."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
