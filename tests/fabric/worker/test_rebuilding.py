@@ -43,6 +43,50 @@ async def test_conversation_goes_on_where_it_was_on_another_worker(form: str) ->
             assert closed.token_counts.output_text_token_count == 2
 
 
+async def test_other_sessions_have_turns_while_units_are_prepared() -> None:
+    model, prepared, turns = ScriptedModel(), list[Unit](), list[int]()
+    async with running_worker(model) as rig, rig.opened(settings=SEEDED) as client:
+        loop, prepare = asyncio.get_running_loop(), model.unit
+
+        def watched(unit: Unit) -> Unit | UnitFailure:
+            if not prepared:
+                loop.call_soon(lambda: turns.append(len(prepared)))
+            prepared.append(unit)
+            return prepare(unit)
+
+        model.unit = watched
+        await client.write(rebuild(*(past(n) for n in range(200))))
+        await rebuilt(client)
+    assert turns == [64]
+
+
+@pytest.mark.parametrize("is_rebuilding", [False, True])
+async def test_a_unit_that_the_preparer_fails_on_ends_only_its_session(is_rebuilding: bool) -> None:
+    model = ScriptedModel()
+    async with (
+        running_worker(model) as rig,
+        rig.opened(rig.grant(0), SEEDED) as client,
+        rig.opened(rig.grant(1)) as neighbour,
+    ):
+        prepare = model.unit
+
+        def fail(unit: Unit) -> Unit | UnitFailure:
+            if unit.slot == 0:
+                raise MemoryError("a secret")
+            return prepare(unit)
+
+        model.unit = fail
+        if is_rebuilding:
+            await client.write(rebuild(past(0)))
+        else:
+            await client.send(unit(0))
+        closed = await client.closed()
+        assert closed.reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
+        assert "secret" not in closed.message
+        await neighbour.send(unit(0))
+        assert (await neighbour.delta()).sequence == 0
+
+
 async def test_units_come_in_several_messages_and_none_is_dropped() -> None:
     """There are far more past units than the inbox or the outbox has room for."""
     seen: list[int] = []

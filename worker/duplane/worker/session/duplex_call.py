@@ -46,6 +46,7 @@ from duplane.worker.settings import SessionLimits
 
 _log = logging.getLogger(__name__)
 
+_UNITS_PER_TURN = 64  # past units without pictures that are prepared in one turn of the event loop
 CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason if a unit does not fit into the context
 
 
@@ -184,7 +185,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         """Rebuild some units of a message, from number `first` on; return the context length."""
         units = list(part)
         for index, past in enumerate(units):
-            entry = await self._engine.prepare_unit(self.channel, UnitRecord(past.unit))
+            if index and index % _UNITS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            entry = await self._prepare_unit(UnitRecord(past.unit))
             if isinstance(entry, FailedUnit):
                 path = f"rebuild.units[{first + index}].{entry.field}"
                 raise FabricError(Reason.INVALID_FIELD, entry.message, field=path)
@@ -207,9 +210,20 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         if isinstance(entry, UnitRecord):
             # No message is read during this wait, so units keep their order and are decoded one at
             # a time.
-            entry = await self._engine.prepare_unit(self.channel, entry)
+            entry = await self._prepare_unit(entry)
         if dropped := self._engine.put(self.channel, entry):
             self._reporter.dropped(dropped)
+
+    async def _prepare_unit(self, record: UnitRecord) -> UnitRecord | FailedUnit:
+        """Prepare a unit. If this fails, end the session and raise AbandonedError."""
+        try:
+            return await self._engine.prepare_unit(self.channel, record)
+        except AbandonedError:
+            raise
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: a unit could not be prepared", self.channel.slot)
+            self._on_lost()
+            raise AbandonedError from None
 
     # From the device thread.
 
