@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from support.debian_programs import debian_program
-from support.fabric.cluster import until
 from support.fabric.hosts import Host, Network, why_no_hosts
 from support.paths import ROOT
+from support.time_limits import until
 
 pytestmark = pytest.mark.timing
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from support.fabric.cluster import START_S, Cluster, until
+from support.fabric.cluster import START_S, Cluster
 from support.fabric.cluster_clients import serve_next, talking
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 
 pytestmark = pytest.mark.timing
 

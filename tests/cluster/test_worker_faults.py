@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.fabric.cluster import Cluster, Server, until
+from support.fabric.cluster import Cluster, Server
 from support.fabric.cluster_clients import Caller, End, serve_next, talking
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 
 from duplane.worker.models.scripted.model import Mark
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support.fabric.real_fabric import RealFabric, until
+from support.fabric.real_fabric import RealFabric
 from support.fabric.talker import WAIT_S, Talker, begun, talking, until_free
+from support.time_limits import until
 from support.tools.command import run_command
 
 pytestmark = pytest.mark.timing

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import psutil
 import pytest
-from support.fabric.real_fabric import Client, RealFabric, until
-from support.time_limits import WITHIN_S
+from support.fabric.real_fabric import Client, RealFabric
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support.fabric.real_fabric import RealFabric, until
+from support.fabric.real_fabric import RealFabric
 from support.fabric.talker import WAIT_S, Talker, begun, connected, talking, until_free
+from support.time_limits import until
 
 from duplane.worker.models.scripted.model import Mark
 

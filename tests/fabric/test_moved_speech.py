@@ -15,8 +15,9 @@ import orjson
 import psutil
 import pybase64
 import pytest
-from support.fabric.real_fabric import RealFabric, until
+from support.fabric.real_fabric import RealFabric
 from support.paths import ROOT
+from support.time_limits import until
 from websockets.asyncio.client import connect
 
 from duplane.fabric.audio import read_audio_file

@@ -17,9 +17,10 @@ import orjson
 import psutil
 import pybase64
 import pytest
-from support.fabric.real_fabric import RealFabric, until
+from support.fabric.real_fabric import RealFabric
+from support.fabric.talker import until_free
 from support.paths import ROOT
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.tools.talk.dialects import DialectA, DialectB, DialectC, TalkDialect
@@ -112,7 +113,7 @@ async def call(
 ) -> Caller:
     """Run a session. If it is disturbed, kill its worker in the middle."""
     own = dialect("An echo.", None)
-    await until_free(fabric)
+    await until_free(fabric, 4)
     url = f"ws://{fabric.edge}{own.path('audio')}"
     async with connect(url, proxy=None, max_size=None) as connection:
         caller = Caller(own, connection)
@@ -123,16 +124,6 @@ async def call(
             await caller.exchange(number)
         await caller.end()
     return caller
-
-
-async def until_free(fabric: RealFabric) -> None:
-    """Wait until both workers have free slots, and no lease is held."""
-
-    async def is_free() -> bool:
-        status = await fabric.status()
-        return status.get("free_slot_count", 0) >= 4 and not status["lease_count"]
-
-    await until(is_free, WITHIN_S)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__)

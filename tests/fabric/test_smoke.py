@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -14,10 +13,10 @@ import orjson
 import pytest
 import soundfile
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from support.fabric.real_fabric import DUPLANE, SLOTS, Client, RealFabric, until
+from support.fabric.real_fabric import DUPLANE, SLOTS, Client, RealFabric
 from support.paths import ROOT, TESTS
 from support.speech import speech_like
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import connect
 
 from duplane.fabric.client import FabricClient

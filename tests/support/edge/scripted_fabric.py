@@ -111,8 +111,7 @@ class ScriptedConversation(ScriptedCall[session_pb2.ConverseResponse]):
         self.received: asyncio.Queue[session_pb2.ConverseRequest] = asyncio.Queue()
 
     async def next_request(self) -> session_pb2.ConverseRequest:
-        async with asyncio.timeout(WITHIN_S):
-            return await self.received.get()
+        return await asyncio.wait_for(self.received.get(), WITHIN_S)
 
 
 class ScriptedTurn(ScriptedCall[session_pb2.ChatResponse]):
@@ -154,7 +153,10 @@ class ScriptedFabric:
     @contextlib.asynccontextmanager
     async def running(cls, slot_count: int = 1) -> AsyncGenerator[ScriptedFabric]:
         fabric = cls(slot_count)
-        leases, admin, sessions = _parts(fabric)
+        # Servicers that implement only the calls that an edge makes.
+        leases: Any = _Leases(fabric)
+        admin: Any = _Admin(fabric)
+        sessions: Any = _Sessions(fabric)
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(leases, fabric.scheduler_server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, fabric.scheduler_server)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, fabric.worker_server)
@@ -168,18 +170,15 @@ class ScriptedFabric:
 
     async def acquisition(self) -> Acquisition:
         """Return the next AcquireLease call."""
-        async with asyncio.timeout(WITHIN_S):
-            return await self.acquisitions.get()
+        return await asyncio.wait_for(self.acquisitions.get(), WITHIN_S)
 
     async def conversation(self) -> ScriptedConversation:
         """Return the next claimed conversation."""
-        async with asyncio.timeout(WITHIN_S):
-            return await self.conversations.get()
+        return await asyncio.wait_for(self.conversations.get(), WITHIN_S)
 
     async def turn(self) -> ScriptedTurn:
         """Return the next turn of chat."""
-        async with asyncio.timeout(WITHIN_S):
-            return await self.turns.get()
+        return await asyncio.wait_for(self.turns.get(), WITHIN_S)
 
     async def settled(self) -> None:
         """Wait until no request waits, no stream is open and every slot is free."""
@@ -202,11 +201,6 @@ class ScriptedFabric:
             if slot is not None:
                 self.free_slots.add(slot)
             self.changed.notify_all()
-
-
-def _parts(fabric: ScriptedFabric) -> tuple[Any, Any, Any]:
-    """Return the three servicers, which implement only the calls that an edge makes."""
-    return _Leases(fabric), _Admin(fabric), _Sessions(fabric)
 
 
 async def _start(server: grpc.aio.Server) -> str:

@@ -12,8 +12,7 @@ import http.client
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import orjson
 from support.debian_programs import debian_program
 from support.fabric.hosts import NETWORK, Host, Network
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 
 DUPLANE = (sys.executable, "-m", "duplane.tools")
@@ -276,12 +275,3 @@ class Cluster:
                 lines = server.log.read_text(errors="replace").splitlines()[-15:]
                 parts += [f"--- {server.name}", *lines]
         return "\n".join(parts)
-
-
-async def until(is_true: Callable[[], Awaitable[bool]], within_s: float) -> None:
-    """Poll until `is_true()`; raise TimeoutError after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not await is_true():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        await asyncio.sleep(0.1)

@@ -8,10 +8,9 @@ import os
 import re
 import signal
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ import pybase64
 from support.fabric.processes import alive
 from support.monitoring.otlp import SpanReceiver
 from support.speech import speech_like
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection
 
 DUPLANE = (sys.executable, "-m", "duplane.tools")
@@ -105,7 +104,9 @@ class RealFabric:
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]
 
-    async def all_free(self, within_s: float = WITHIN_S) -> None:
+    async def all_free(self) -> None:
+        """Wait until all slots are free, no lease is held, and no client waits."""
+
         async def is_free() -> bool:
             status = await self.status()
             return (
@@ -114,7 +115,7 @@ class RealFabric:
                 and status["ticket_count"] == 0
             )
 
-        await until(is_free, within_s)
+        await until(is_free, WITHIN_S)
 
 
 async def _read_log(stream: asyncio.StreamReader, lines: list[str]) -> None:
@@ -130,14 +131,6 @@ def _get(url: str) -> tuple[int, dict[str, Any]]:
             return response.status, orjson.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, orjson.loads(error.read())
-
-
-async def until(is_true: Callable[[], Awaitable[bool]], within_s: float) -> None:
-    """Poll until `is_true()`; fail after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not await is_true():
-        assert time.monotonic() < deadline, f"not true within {within_s} s"
-        await asyncio.sleep(0.02)
 
 
 class Client:

@@ -12,7 +12,8 @@ import numpy as np
 import orjson
 import psutil
 import pybase64
-from support.fabric.real_fabric import Client, RealFabric, until
+from support.fabric.real_fabric import Client, RealFabric
+from support.time_limits import until
 from websockets.asyncio.client import connect
 
 from duplane.worker.models.scripted.model import Mark
@@ -92,8 +93,10 @@ async def until_free(fabric: RealFabric, slot_count: int, lease_count: int = 0) 
 
     async def is_free() -> bool:
         status = await fabric.status()
-        is_enough = status.get("free_slot_count", -1) >= slot_count
-        is_settled = status["lease_count"] == lease_count and not status["ticket_count"]
-        return is_enough and is_settled
+        return (
+            status.get("free_slot_count", -1) >= slot_count
+            and status["lease_count"] == lease_count
+            and not status["ticket_count"]
+        )
 
     await until(is_free, WAIT_S)

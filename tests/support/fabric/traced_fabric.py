@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import numpy as np
 import pybase64
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -19,6 +18,7 @@ from support.monitoring.otlp import SpanReceiver
 from support.scheduler.scheduler_harness import SchedulerHarness
 from support.time_limits import WITHIN_S
 from support.worker.scripted_model import ScriptedModel
+from support.worker.worker_harness import pcm
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.server import Edge
@@ -36,8 +36,7 @@ def set_deadline(monkeypatch: pytest.MonkeyPatch, spans_class: type, deadline_ns
 
 def append(value: float) -> dict[str, Any]:
     """Return a client's event with a second of audio; 0 makes the model listen."""
-    audio = np.full(16_000, value, "<f4").tobytes()
-    return {"type": "input_audio_buffer.append", "audio": pybase64.b64encode(audio).decode()}
+    return {"type": "input_audio_buffer.append", "audio": pybase64.b64encode(pcm(value)).decode()}
 
 
 def attributes(span: Span) -> dict[str, Any]:

@@ -180,9 +180,6 @@ class FakeWorker:
     async def attach(self) -> None:
         """Open a stream and wait for the registration."""
         await self.open_with(registry_pb2.AttachRequest(register=self.register))
-        self.registered = next(
-            one.registered for one in self.received if one.HasField("registered")
-        )
 
     async def open_with(self, first: registry_pb2.AttachRequest | None) -> None:
         """Open a stream with any first message, or none, and wait for the registration."""
@@ -190,7 +187,7 @@ class FakeWorker:
         self._reading = asyncio.create_task(self._read(self._call))
         if first:
             await self._call.write(first)
-        await self.until(lambda: any(one.HasField("registered") for one in self.received))
+        self.registered = await self._first("registered")
 
     async def attach_again(self) -> None:
         """Open a new stream as the same process, and register the slots in their current state."""
@@ -226,8 +223,7 @@ class FakeWorker:
 
     async def ended(self) -> FabricError:
         """Wait for the stream to fail."""
-        async with asyncio.timeout(WITHIN_S), self._news:
-            await self._news.wait_for(lambda: self.failure is not None)
+        await asyncio.wait_for(self.lost(), WITHIN_S)
         assert self.failure
         return self.failure
 
@@ -238,8 +234,12 @@ class FakeWorker:
 
     async def revoked(self) -> registry_pb2.Revoke:
         """Wait for a Revoke message."""
-        await self.until(lambda: any(one.HasField("revoke") for one in self.received))
-        return next(one.revoke for one in self.received if one.HasField("revoke"))
+        return await self._first("revoke")
+
+    async def _first(self, kind: str) -> Any:
+        """Wait for a message of this kind, and return the first one."""
+        await self.until(lambda: any(one.HasField(kind) for one in self.received))
+        return next(getattr(one, kind) for one in self.received if one.HasField(kind))
 
     async def obey(self, revoke: registry_pb2.Revoke) -> None:
         """Raise the slot's fencing number to the number of the revoke, and report the slot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -20,9 +20,15 @@ from hypothesis.stateful import (
     rule,
 )
 from support.clock import Clock
-from support.scheduler.scheduler_harness import AUDIO, BROKEN, CLEANING, FREE, OCCUPIED
+from support.scheduler.scheduler_harness import (
+    AUDIO,
+    BROKEN,
+    CLEANING,
+    FREE,
+    OCCUPIED,
+    register_message,
+)
 from support.scheduler.store_history import CLAIM_TIMEOUT_S, slot_key
-from support.scheduler.worker_process import SLOTS, WorkerProcess
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import QueueEntry
@@ -47,6 +53,7 @@ pytestmark = pytest.mark.slow
 BOOT_MS = 1_700_000_000_000
 WORKERS = ("w0", "w1")
 POOLS = ("", "other")
+SLOTS = 2
 Answer = TypeVar("Answer")
 
 
@@ -57,6 +64,25 @@ def run(operation: Coroutine[Any, Any, Answer]) -> Answer:
     except StopIteration as done:
         return done.value
     raise AssertionError("the memory store waited")
+
+
+@dataclass
+class WorkerProcess:
+    """A worker process. Its state survives restarts of the scheduler."""
+
+    name: str
+    pool: str
+    incarnation: int = 0
+    slots: list[registry_pb2.SlotReport] | None = None
+
+    def message(self) -> registry_pb2.Register:
+        self.slots = self.slots or [
+            registry_pb2.SlotReport(slot=slot, state=FREE) for slot in range(SLOTS)
+        ]
+        incarnation = f"{self.name}/{self.incarnation}"
+        return register_message(
+            self.name, incarnation=incarnation, pool=self.pool, slots=self.slots
+        )
 
 
 class SchedulerHistory(RuleBasedStateMachine):

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.fabric.processes import alive
-from support.fabric.real_fabric import until
 from support.test_checkpoint.build import build_test_checkpoint
+from support.time_limits import until
 
 from duplane.fabric import process
 from duplane.tools.up import supervisor

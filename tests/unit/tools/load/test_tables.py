@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.tools.load_rows import row
 
 from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.reports import LoadFigures, Report
+from duplane.tools.bench.load.row import GeneratorCost, Percentiles, ProcessCost, Row
 from duplane.tools.bench.load.tables import capacity_text, progress_text, show_rows
 from duplane.tools.bench.options import FabricBench
+
+
+def row(
+    dialect: str,
+    sessions: int,
+    added_ms: float = 2.0,
+    cpu_us: float | None = 900.0,
+    problems: Sequence[str] = (),
+) -> Row:
+    """Return the load results of one process. p50 and p95 are `added_ms`, p99 is twice that."""
+    figures = Percentiles(added_ms, added_ms, added_ms * 2, added_ms * 3)
+    cost = ProcessCost(cpu_us, 0.1, 1.0, 1.0, 1.0, 1.0)
+    return Row(
+        dialect=dialect,
+        sessions=sessions,
+        phases="spread",
+        seconds=1.0,
+        latency_ms=figures,
+        added_ms=figures,
+        is_worker_time_known=True,
+        counts=Counts(),
+        failures={},
+        slots_left=0,
+        processes={"edge": cost},
+        generator=GeneratorCost(figures, figures, cost, is_punctual=True),
+        problems=problems,
+    )
 
 
 def test_tables_have_a_line_for_each_row_and_process(capsys: pytest.CaptureFixture[str]) -> None:
