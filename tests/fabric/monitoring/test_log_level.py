@@ -21,9 +21,15 @@ FIELDS = {"time", "level", "role", "logger", "message"}
 class Up:
     """A running `duplane up` that logs JSON."""
 
-    def __init__(self, process: asyncio.subprocess.Process, edge: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.edge = edge
+        self.edge = ""
+
+    async def ready(self) -> None:
+        """Wait until the log says where the edge serves."""
+        while not (found := re.search(r"ready: ws://(\S+?)/", (await self.next_line())["message"])):
+            pass
+        self.edge = found[1]
 
     async def next_line(self) -> dict[str, str]:
         """Return the next log line of any process."""
@@ -50,20 +56,17 @@ async def up() -> AsyncGenerator[Up]:
     flags = ("--port", "0", "--slots", "1", "--checkpoint", "scripted", "--log-format", "json")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "duplane.tools", "up", *flags),
-        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        assert process.stdout
+        up = Up(process)
         async with asyncio.timeout(WITHIN_S):
-            ready = (await process.stdout.readline()).decode()
-        edge = re.search(r"ws://(\S+?)/", ready)
-        assert edge, ready
-        yield Up(process, edge[1])
+            await up.ready()
+        yield up
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        await process.communicate()  # reads what is left, up to the end of all processes
 
 
 async def test_signals_change_the_level_of_every_process(up: Up) -> None:
