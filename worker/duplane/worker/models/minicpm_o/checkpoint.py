@@ -86,11 +86,6 @@ class Checkpoint:
         self._file_of = _index(directory)
 
     @property
-    def tensor_names(self) -> frozenset[str]:
-        """The names of all tensors in the checkpoint."""
-        return frozenset(self._file_of)
-
-    @property
     def files(self) -> tuple[Path, ...]:
         """The files that hold the tensors."""
         return tuple(sorted(set(self._file_of.values())))
