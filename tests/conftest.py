@@ -12,6 +12,8 @@ import pytest
 import uvloop
 from support.monitoring.log_state import restored_logging
 
+import duplane.tools.grpc_environment  # noqa: F401  (before gRPC, as in the product)
+
 pytest_plugins = ["support.reruns", "support.slow_files"]
 
 # No deadline for an example of hypothesis, because the machine may be loaded. `pytest-timeout`

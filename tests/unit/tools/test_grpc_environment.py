@@ -1,4 +1,4 @@
-"""The command sets the environment of gRPC before gRPC is imported."""
+"""The command sets the environment of gRPC before gRPC starts."""
 
 from __future__ import annotations
 
@@ -50,3 +50,52 @@ def test_grpc_writes_no_lines_of_its_own() -> None:
     (line,) = (orjson.loads(line) for line in ran.stderr.splitlines())
     assert line["message"].startswith("cannot listen on 192.0.2.1:1")
     assert (ran.returncode, ran.stdout) == (1, "")
+
+
+BESIDE_CHANNELS = """
+import duplane.tools.grpc_environment
+import asyncio, grpc.aio, uvloop
+
+async def answer(requests, context):
+    async for request in requests:
+        yield request
+
+async def call(address):
+    async with grpc.aio.insecure_channel(address) as channel:
+        stream = channel.stream_stream("/test/Answer")()
+        while True:
+            await stream.write(bytes(1000))
+            await stream.read()
+
+async def codes():
+    server = grpc.aio.server()
+    handlers = {"Answer": grpc.stream_stream_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    calls = [asyncio.create_task(call(address)) for _ in range(4)]
+    for _ in range(100):
+        children = [await asyncio.create_subprocess_exec("true") for _ in range(4)]
+        for child in children:
+            print(await child.wait())
+    for running in calls:
+        running.cancel()
+    await asyncio.wait(calls)
+    await server.stop(None)
+
+uvloop.run(codes())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_started_beside_busy_channels_does_not_crash() -> None:
+    environment = {**os.environ}
+    environment.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", BESIDE_CHANNELS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ran.stdout.split(), ran.returncode) == (["0"] * 400, 0), ran.stderr[-2000:]
