@@ -19,7 +19,7 @@ class ChatRunner(SessionRunner[ChatSession]):
     _ticket_id = ""
     _is_releasing = False
 
-    async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+    async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         granted: lease_pb2.Granted | None = None
         try:
             while self.session.closed is None:
@@ -81,11 +81,11 @@ class ChatRunner(SessionRunner[ChatSession]):
         await self._fabric.release(granted.lease_id)
         self._is_releasing = False
 
-    async def _stop_call(self, calling: asyncio.Task[None]) -> None:
+    async def _stop_exchange(self, exchanging: asyncio.Task[None]) -> None:
         """Stop the running turn immediately, since nobody reads its answer.
 
         If a slot is being released, finish the release first.
         """
         if self._is_releasing:
-            await asyncio.wait({calling}, timeout=self._limits.end_s)
-        calling.cancel()
+            await asyncio.wait({exchanging}, timeout=self._limits.end_s)
+        exchanging.cancel()

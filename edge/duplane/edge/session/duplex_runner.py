@@ -23,7 +23,7 @@ from duplane.edge.session.effects import (
     ReturnPermit,
     Use,
 )
-from duplane.edge.session.move_table import LOST, MOVING, QUIET, MoveOutcome
+from duplane.edge.session.move_table import LOST_PHASES, MOVING, QUIET, MoveOutcome
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
@@ -43,7 +43,7 @@ _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a se
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _SlotCall:
     """The call for one slot: its task, and the stream to the worker once the slot is claimed."""
 
     task: asyncio.Task[None]
@@ -76,24 +76,24 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
-        self._attempts: asyncio.Queue[Acquire | None] = asyncio.Queue()  # None ends `_call`
-        self._calls: dict[Slot, _Call] = {}
+        self._attempts: asyncio.Queue[Acquire | None] = asyncio.Queue()  # None ends `_exchange`
+        self._slot_calls: dict[Slot, _SlotCall] = {}
 
-    async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+    async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         slot = self.session.moves.present
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._add_call(slot, tasks.create_task(self._hold_slot(slot, request)))
+                self._add_slot_call(slot, tasks.create_task(self._hold_slot(slot, request)))
                 while attempt := await self._attempts.get():
                     if self.session.moves.is_next(attempt.slot):
                         moving = tasks.create_task(self._try_to_move(attempt, request))
-                        self._add_call(attempt.slot, moving)
+                        self._add_slot_call(attempt.slot, moving)
         finally:
             self._units.end()
 
-    def _add_call(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        self._calls[slot] = _Call(task)
-        task.add_done_callback(lambda _: self._calls.pop(slot))
+    def _add_slot_call(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        self._slot_calls[slot] = _SlotCall(task)
+        task.add_done_callback(lambda _: self._slot_calls.pop(slot))
 
     async def _try_to_move(self, attempt: Acquire, first: lease_pb2.AcquireLeaseRequest) -> None:
         """Acquire a slot of another worker, rebuild the conversation there, and continue there."""
@@ -122,7 +122,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 except FabricError as error:  # the session does not wait until it is given back
                     self._slot_failed(slot, error)
                     return
-                self._calls[slot].stream = stream
+                self._slot_calls[slot].stream = stream
                 self._apply(events, now)
                 await self._converse(slot, stream)
         except FabricError as error:  # there is no slot, or it cannot be used
@@ -149,7 +149,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             case Cancel(slot):
                 if self.session.closed is None:
                     self._spans.end_step()
-                if call := self._calls.get(slot):
+                if call := self._slot_calls.get(slot):
                     call.cancel()
             case RequestPermit(permits, slot):
                 self._spans.end_step()
@@ -212,7 +212,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     def lose(self, slot: Slot) -> None:
         """Leave the worker of this slot, because the worker hangs."""
         self._slot_failed(slot, FabricError(Reason.UNAVAILABLE, "the worker hangs"))
-        if call := self._calls.get(slot):
+        if call := self._slot_calls.get(slot):
             call.cancel()
 
     # --- the calls to the workers ---
@@ -264,7 +264,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         timer = self._clock.call_at(due_s, self._wake.set)
         try:
             while session.closed is None and self._clock.now().monotonic_s < due_s:
-                if not was_lost and session.moves.phase in LOST:
+                if not was_lost and session.moves.phase in LOST_PHASES:
                     return
                 self._wake.clear()
                 await self._wake.wait()
@@ -314,9 +314,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             granted.claim_timeout.FromSeconds(_CLAIM_S)
         super()._on_granted(granted)
 
-    async def _stop_call(self, calling: asyncio.Task[None]) -> None:
+    async def _stop_exchange(self, exchanging: asyncio.Task[None]) -> None:
         """Leave the queue immediately. The worker gets a bounded time to close an open stream."""
         self._attempts.put_nowait(None)
-        if any(call.stream for call in self._calls.values()):
-            await asyncio.wait({calling}, timeout=self._limits.end_s)
-        calling.cancel()
+        if any(call.stream for call in self._slot_calls.values()):
+            await asyncio.wait({exchanging}, timeout=self._limits.end_s)
+        exchanging.cancel()

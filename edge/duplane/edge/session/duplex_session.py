@@ -20,8 +20,8 @@ from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.effects import RecordDropped
 from duplane.edge.session.move_table import (
     EARLY,
-    LAST_SENT,
-    LOST,
+    LAST_SENT_PHASES,
+    LOST_PHASES,
     MOVING,
     MoveCause,
     MovePhase,
@@ -210,7 +210,11 @@ class DuplexSession(Session[DuplexDialect]):
         moves = self.moves
         before = moves.phase
         outgoing = moves.take(slot or moves.present, now)
-        if moves.phase is not before and moves.phase in LAST_SENT and moves.phase not in LOST:
+        if (
+            moves.phase is not before
+            and moves.phase in LAST_SENT_PHASES
+            and moves.phase not in LOST_PHASES
+        ):
             self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
         return outgoing
 
@@ -221,7 +225,7 @@ class DuplexSession(Session[DuplexDialect]):
         moves = self.moves
         if slot and slot is not moves.present:
             return self._next_responded(response, now) if moves.is_next(slot) else []
-        if self.closed or moves.phase in LOST:
+        if self.closed or moves.phase in LOST_PHASES:
             return []
         match response.WhichOneof("message"):
             case "delta":
@@ -301,7 +305,7 @@ class DuplexSession(Session[DuplexDialect]):
         moves = self.moves
         if self.closed or (slot and not moves.uses(slot)):
             return []
-        if (slot and slot is not moves.present) or moves.phase in LOST:
+        if (slot and slot is not moves.present) or moves.phase in LOST_PHASES:
             return self._next_failed(error, now)
         return super().failed(error, now)
 
@@ -329,7 +333,7 @@ class DuplexSession(Session[DuplexDialect]):
         """
         if cause is None or not self.moves.can_leave(cause, now):
             return None
-        if self.moves.phase not in LOST:
+        if self.moves.phase not in LOST_PHASES:
             self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
         return self._give_up(self.moves.lose(cause, now), now)
 
@@ -360,7 +364,7 @@ class DuplexSession(Session[DuplexDialect]):
         return []
 
     def _rebuilt(self, now: Moment) -> list[bytes]:
-        if self.moves.phase not in LAST_SENT:
+        if self.moves.phase not in LAST_SENT_PHASES:
             return []
         self.time_limits.stop(TimeLimit.CONVERSATION)
         return self._give_up(self.moves.rebuilt(now), now)
@@ -375,7 +379,7 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _next_lost(self, cause: MoveCause | None, now: Moment) -> list[bytes]:
         """Stay at the present worker. If that is lost, try another one, or end the session."""
-        if self.moves.phase not in LOST:
+        if self.moves.phase not in LOST_PHASES:
             self.moves.fail(now)
             return []
         moved = self._lose(cause, now)
@@ -384,7 +388,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
         if limit is TimeLimit.CONVERSATION and self.dialect.phase in OPEN:
             self.time_limits.stop(TimeLimit.CONVERSATION)
-            if self.moves.phase in LOST:
+            if self.moves.phase in LOST_PHASES:
                 return self.end(_LOST, now)
             self.moves.expire(now)
             return []

@@ -110,7 +110,7 @@ PREPARING = frozenset(
         MovePhase.OVERTAKING,
     }
 )
-LOST = frozenset(
+LOST_PHASES = frozenset(
     {
         MovePhase.LOST_ACQUIRING,
         MovePhase.LOST_STARTING,
@@ -118,16 +118,16 @@ LOST = frozenset(
         MovePhase.LOST_CHANGING,
     }
 )
-MOVING = PREPARING | LOST
+MOVING = PREPARING | LOST_PHASES
 MOVABLE = MOVING | {MovePhase.SETTLED}
 # The next worker has a slot for the session.
-CLAIMED = MOVING - {MovePhase.ACQUIRING, MovePhase.LOST_ACQUIRING}
+CLAIMED_PHASES = MOVING - {MovePhase.ACQUIRING, MovePhase.LOST_ACQUIRING}
 # The next worker has the last past units. While the present worker answers, `--failover-s` limits
 # the time in these phases.
-LAST_SENT = frozenset({MovePhase.CHANGING, MovePhase.OVERTAKING, MovePhase.LOST_CHANGING})
-HELD = frozenset({MovePhase.HOLDING, MovePhase.CHANGING})
+LAST_SENT_PHASES = frozenset({MovePhase.CHANGING, MovePhase.OVERTAKING, MovePhase.LOST_CHANGING})
+HELD_PHASES = frozenset({MovePhase.HOLDING, MovePhase.CHANGING})
 # The present worker gets units.
-FLOWING = (PREPARING - HELD) | {MovePhase.SETTLED, MovePhase.FIXED}
+FLOWING = (PREPARING - HELD_PHASES) | {MovePhase.SETTLED, MovePhase.FIXED}
 
 # No move is in progress, and units are exchanged.
 QUIET = frozenset({MovePhase.SETTLED, MovePhase.FIXED})
@@ -163,13 +163,13 @@ TRANSITIONS: Mapping[tuple[MovePhase, MoveEvent], MovePhase] = {
     (MovePhase.LOST_ACQUIRING, MoveEvent.CLAIMED): MovePhase.LOST_STARTING,
     (MovePhase.LOST_STARTING, MoveEvent.NEXT_OPENED): MovePhase.LOST_CATCHING_UP,
     (MovePhase.LOST_CATCHING_UP, MoveEvent.LAST_SENT): MovePhase.LOST_CHANGING,
-    **_rows(LAST_SENT, MoveEvent.REBUILT, MovePhase.SETTLED),
+    **_rows(LAST_SENT_PHASES, MoveEvent.REBUILT, MovePhase.SETTLED),
     **_rows(PREPARING, MoveEvent.ANSWERED, MovePhase.SETTLED),
     **_rows(PREPARING, MoveEvent.NEXT_LOST, MovePhase.SETTLED),
-    **_rows(LAST_SENT - LOST, MoveEvent.EXPIRED, MovePhase.SETTLED),
-    **_rows(LOST, MoveEvent.NEXT_LOST, MovePhase.LOST_ACQUIRING),
+    **_rows(LAST_SENT_PHASES - LOST_PHASES, MoveEvent.EXPIRED, MovePhase.SETTLED),
+    **_rows(LOST_PHASES, MoveEvent.NEXT_LOST, MovePhase.LOST_ACQUIRING),
     # A session whose worker is lost does not wait for its permit; the permit may come later.
-    **_rows(LOST & CLAIMED, MoveEvent.PERMITTED, None),
+    **_rows(LOST_PHASES & CLAIMED_PHASES, MoveEvent.PERMITTED, None),
     **_rows(PREPARING | {MovePhase.SETTLED}, MoveEvent.GIVEN_UP, MovePhase.FIXED),
     **_rows(set(MovePhase) - {MovePhase.CLOSED}, MoveEvent.CLOSED, MovePhase.CLOSED),
 }

@@ -30,11 +30,11 @@ from duplane.edge.session.effects import (
 )
 from duplane.edge.session.journal import Journal
 from duplane.edge.session.move_table import (
-    CLAIMED,
+    CLAIMED_PHASES,
     FLOWING,
-    HELD,
-    LAST_SENT,
-    LOST,
+    HELD_PHASES,
+    LAST_SENT_PHASES,
+    LOST_PHASES,
     MOVABLE,
     MOVING,
     PREPARING,
@@ -140,7 +140,7 @@ class Moves:
 
     def uses(self, slot: Slot) -> bool:
         """Return whether messages of the worker of this slot count, until the session ends."""
-        return (slot is self.present and self.phase not in LOST) or self.is_next(slot)
+        return (slot is self.present and self.phase not in LOST_PHASES) or self.is_next(slot)
 
     def can_leave(self, cause: MoveCause, now: Moment) -> bool:
         """Return whether the conversation can leave its worker, or the next one if that is lost.
@@ -205,7 +205,7 @@ class Moves:
             self._fix(now)
         elif self.phase in PREPARING:
             is_overdue = self.attempt.cause is MoveCause.OVERDUE
-            if is_overdue or self.phase in LAST_SENT:
+            if is_overdue or self.phase in LAST_SENT_PHASES:
                 self._stay(MoveEvent.ANSWERED, MoveOutcome.STAYED, now)
         return sent
 
@@ -252,10 +252,10 @@ class Moves:
 
         Call this only if `can_leave`. Returns a unit that is given up, if there is one.
         """
-        before = self._fire(MoveEvent.NEXT_LOST if self.phase in LOST else MoveEvent.LOST)
+        before = self._fire(MoveEvent.NEXT_LOST if self.phase in LOST_PHASES else MoveEvent.LOST)
         if cause is not MoveCause.OTHER_MODEL:
             self._lost_s.append(now.monotonic_s)
-        if before in LOST:
+        if before in LOST_PHASES:
             silent_since = self.attempt.silent_since
             self._end_attempt(before, MoveOutcome.FAILED, now)
             self._begin(cause, self.attempt)
@@ -391,7 +391,7 @@ class Moves:
 
         Returns a unit that is given up, if there is one.
         """
-        was_lost = self._fire(MoveEvent.REBUILT) in LOST
+        was_lost = self._fire(MoveEvent.REBUILT) in LOST_PHASES
         former = self.present
         self.present = self.attempt.slot
         self._effects.append(ReturnPermit(self._continuity.permits, self.present))
@@ -406,7 +406,7 @@ class Moves:
 
     def next_failed(self, error: FabricError) -> None:
         """Report the next worker if the connection to it has failed."""
-        if self.phase in CLAIMED and cause_of(error) is MoveCause.WORKER_LOST:
+        if self.phase in CLAIMED_PHASES and cause_of(error) is MoveCause.WORKER_LOST:
             self._effects.append(ReportUnreachable(self.attempt.slot.granted))
 
     def fail(self, now: Moment) -> None:
@@ -415,7 +415,7 @@ class Moves:
 
     def expire(self, now: Moment) -> None:
         """End an attempt whose next worker does not rebuild the last past units in time."""
-        if self.phase in LAST_SENT:
+        if self.phase in LAST_SENT_PHASES:
             self._stay(MoveEvent.EXPIRED, MoveOutcome.FAILED, now)
 
     def overdue_slots(self, overdue_s: float, now: Moment) -> Sequence[Slot]:
@@ -451,7 +451,7 @@ class Moves:
         else:
             attempt.tried_worker_ids.append(self.present.granted.worker_id)
         self.attempt = attempt
-        is_lost = self.phase in LOST
+        is_lost = self.phase in LOST_PHASES
         excess = attempt.count - len(attempt.tried_worker_ids)
         doublings = 0 if is_lost else min(excess - 1, _MAX_DOUBLINGS)
         self._effects.append(
@@ -485,10 +485,10 @@ class Moves:
         """Give the next slot back. `before` is the phase in which the attempt has ended."""
         slot = self.attempt.slot
         self._record_end(outcome, now)
-        if before in CLAIMED:
+        if before in CLAIMED_PHASES:
             self._effects.append(ReturnPermit(self._continuity.permits, slot))
         self._effects.append(Cancel(slot))
-        if before in HELD:  # units have waited, and a worker drops units that come too fast
+        if before in HELD_PHASES:  # units have waited, and a worker drops units that come too fast
             self.queue.is_catching_up = True
 
     def _record_end(self, outcome: MoveOutcome, now: Moment) -> None:

@@ -69,11 +69,11 @@ class SessionRunner(ABC, Generic[S]):
         try:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._client.serve(self))
-                calling = tasks.create_task(self._call(request))
+                exchanging = tasks.create_task(self._exchange(request))
                 self._apply([], self._clock.now())  # sets the timer
                 await self._over.wait()
                 self._spans.begin(EDGE_CLOSE)
-                tasks.create_task(self._stop_call(calling))
+                tasks.create_task(self._stop_exchange(exchanging))
                 assert self.session.closed
                 await self._client.close(self.session.closed, self.session.close_code)
                 serving.cancel()
@@ -115,12 +115,12 @@ class SessionRunner(ABC, Generic[S]):
         self._apply(self.session.drain(now), now)
 
     @abstractmethod
-    async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+    async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         """Acquire slots and exchange messages with workers until the session ends."""
 
     @abstractmethod
-    async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """End `calling`, the task of `_call`, in bounded time.
+    async def _stop_exchange(self, exchanging: asyncio.Task[None]) -> None:
+        """End `exchanging`, the task of `_exchange`, in bounded time.
 
         Called after the session has ended.
         """

@@ -27,10 +27,10 @@ from duplane.edge.session.effects import (
 )
 from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.move_table import (
-    CLAIMED,
+    CLAIMED_PHASES,
     FLOWING,
-    LAST_SENT,
-    LOST,
+    LAST_SENT_PHASES,
+    LOST_PHASES,
     MOVING,
     PREPARING,
     TRANSITIONS,
@@ -146,9 +146,9 @@ class Machine:
         assert self.began_count - self.ended_count == is_moving
         assert len(self.acquiring) <= is_moving
         assert len(self.held) <= 1 + is_moving, "at most one slot beside the present one is held"
-        assert (moves.attempt.slot in self.held) >= (moves.phase in CLAIMED)
+        assert (moves.attempt.slot in self.held) >= (moves.phase in CLAIMED_PHASES)
         given_count = self.permit_count - self.permits.free_count
-        assert given_count <= (moves.phase in CLAIMED)
+        assert given_count <= (moves.phase in CLAIMED_PHASES)
         if moves.phase in (MovePhase.STARTING, MovePhase.CATCHING_UP, MovePhase.HOLDING):
             assert given_count == 1
         assert self.space.used_bytes <= self.space.total_bytes
@@ -227,7 +227,7 @@ class Machine:
     def answer(self, *, fails: bool = False) -> None:
         """Let the present worker answer its oldest unit."""
         moves = self.moves
-        if moves.phase in LOST or not self.inbox[moves.present]:
+        if moves.phase in LOST_PHASES or not self.inbox[moves.present]:
             return
         sequence = self.inbox[moves.present].popleft()
         failed = session_pb2.Failed(sequence=sequence)
@@ -246,7 +246,7 @@ class Machine:
     def advance(self) -> None:
         """Let the next worker read and answer one message."""
         moves = self.moves
-        if moves.phase not in CLAIMED:
+        if moves.phase not in CLAIMED_PHASES:
             return
         slot = moves.attempt.slot
         self.send_next()
@@ -256,7 +256,7 @@ class Machine:
 
     def send_next(self) -> None:
         """Send a message to the next worker, which does not answer it yet."""
-        if self.moves.phase in CLAIMED:
+        if self.moves.phase in CLAIMED_PHASES:
             slot = self.moves.attempt.slot
             if outgoing := self.moves.take(slot, self.now):
                 past = outgoing.request.rebuild.units
@@ -267,10 +267,10 @@ class Machine:
         """Let the next worker answer the last message to it."""
         moves = self.moves
         slot = moves.attempt.slot
-        if moves.phase not in CLAIMED or slot.owed_s is None:
+        if moves.phase not in CLAIMED_PHASES or slot.owed_s is None:
             return
         moves.next_heard("opened")
-        if moves.phase in LAST_SENT:
+        if moves.phase in LAST_SENT_PHASES:
             self.give_up(moves.rebuilt(self.now))
         elif moves.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
             assert moves.next_opened(OPENED)
@@ -284,7 +284,7 @@ class Machine:
         moves = self.moves
         self.wait()
         if moves.can_leave(MoveCause.WORKER_LOST, self.now):
-            if moves.phase not in LOST:
+            if moves.phase not in LOST_PHASES:
                 self.held.discard(moves.present)
             self.give_up(moves.lose(MoveCause.WORKER_LOST, self.now))
             self.execute()
@@ -294,21 +294,21 @@ class Machine:
         if self.moves.phase in PREPARING:
             self.moves.fail(self.now)
             self.execute()
-        elif self.moves.phase in LOST:
+        elif self.moves.phase in LOST_PHASES:
             self.lose()
 
     def drain(self) -> None:
-        if self.moves.phase not in LOST:
+        if self.moves.phase not in LOST_PHASES:
             self.moves.drains()
             self.execute()
 
     def drain_next(self) -> None:
-        if self.moves.phase in CLAIMED:
+        if self.moves.phase in CLAIMED_PHASES:
             self.moves.next_leaves(is_stuck=False, now=self.now)
             self.execute()
 
     def stick_next(self) -> None:
-        if self.moves.phase in CLAIMED:
+        if self.moves.phase in CLAIMED_PHASES:
             self.moves.next_leaves(is_stuck=True, now=self.now)
             self.execute()
 
@@ -317,12 +317,12 @@ class Machine:
         self.execute()
 
     def be_stuck(self) -> None:
-        if self.moves.phase not in LOST:
+        if self.moves.phase not in LOST_PHASES:
             self.moves.stuck(self.now)
             self.execute()
 
     def expire(self) -> None:
-        if self.moves.phase not in LOST:
+        if self.moves.phase not in LOST_PHASES:
             self.moves.expire(self.now)
             self.execute()
 
