@@ -10,7 +10,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +44,12 @@ class RealFabric:
     @classmethod
     @contextlib.asynccontextmanager
     async def starting(
-        cls, checkpoint: str = "random", **environment: str
+        cls, checkpoint: str = "random", duplane: Sequence[str] = DUPLANE, **environment: str
     ) -> AsyncGenerator[RealFabric]:
         """Start a fabric, whose processes are killed at the end if they still run."""
         async with SpanReceiver.serving() as spans:
             up = await asyncio.create_subprocess_exec(
-                *(*DUPLANE, "up", "--port", "0", "--slots", str(SLOTS), "--checkpoint", checkpoint),
+                *(*duplane, "up", "--port", "0", "--slots", str(SLOTS), "--checkpoint", checkpoint),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={
@@ -78,9 +78,11 @@ class RealFabric:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, **environment: str) -> AsyncGenerator[RealFabric]:
+    async def running(
+        cls, checkpoint: str = "random", duplane: Sequence[str] = DUPLANE, **environment: str
+    ) -> AsyncGenerator[RealFabric]:
         """Start a fabric; stop it at the end, and assert that no process is left."""
-        async with cls.starting(**environment) as fabric:
+        async with cls.starting(checkpoint, duplane, **environment) as fabric:
             yield fabric
             children = psutil.Process(fabric.process.pid).children(recursive=True)
             fabric.process.send_signal(signal.SIGINT)

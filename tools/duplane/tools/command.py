@@ -23,7 +23,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 _EXTRA_OF = {  # imported package -> the extra of duplane that installs it
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors"), "worker"),
-    **dict.fromkeys(("yaml", "PIL", "onnxruntime", "av"), "worker"),
+    **dict.fromkeys(("jinja2", "PIL", "onnxruntime", "av"), "worker"),
     "psutil": "bench",
 }
 _ENVIRONMENT = Env("DUPLANE_", command=False)

@@ -15,8 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-
-from PIL.Image import Image
+from typing import TYPE_CHECKING
 
 from duplane.worker.engine.events import Event, FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
@@ -37,6 +36,9 @@ from duplane.worker.models.interface import (
     StartChat,
 )
 from duplane.worker.models.types import ConversationOptions, PastUnit, PreparedPicture
+
+if TYPE_CHECKING:  # a base install has no Pillow
+    from PIL.Image import Image
 
 _log = logging.getLogger(__name__)
 

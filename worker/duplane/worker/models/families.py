@@ -27,6 +27,10 @@ def open_device(settings: WorkerSettings) -> Device:
     try:
         family = importlib.import_module(name)
         opens: OpenDevice = family.open_device
+    except ModuleNotFoundError as error:
+        if name not in FAMILIES.values():
+            raise LoadError(f"the family {name} cannot be used: {error}") from error
+        raise LoadError(f"{error.name} is not installed; install duplane[worker]") from error
     except (ImportError, AttributeError) as error:
         raise LoadError(f"the family {name} cannot be used: {error}") from error
     return opens(settings)

@@ -18,9 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
-
-from PIL.Image import Image
+from typing import TYPE_CHECKING, Any, Protocol
 
 from duplane.worker.models.chat import ChatOutput, ChatRequest
 from duplane.worker.models.types import (
@@ -33,6 +31,9 @@ from duplane.worker.models.types import (
     UnitFailure,
     UnitOutput,
 )
+
+if TYPE_CHECKING:  # a base install has no Pillow
+    from PIL.Image import Image
 
 
 class LoadError(Exception):

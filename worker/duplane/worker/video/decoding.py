@@ -9,6 +9,7 @@ process without copying the worker's memory, while asyncio sometimes copies it.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import math
 import subprocess
@@ -18,11 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 import orjson
-from PIL import Image
 
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.models.chat import ChatAudio, ChatImage, ChatRequest, ChatVideo
@@ -30,6 +30,9 @@ from duplane.worker.models.types import ImageError, PreparedPicture
 from duplane.worker.session.fields import invalid
 from duplane.worker.settings import SessionLimits
 from duplane.worker.video.bounds import VideoBounds, VideoError
+
+if TYPE_CHECKING:  # a base install has no Pillow
+    from PIL.Image import Image
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ _HEAD_BYTES = 1000
 _LAST_WAIT_S = 1.0  # wait for the exit status after the end of the output
 _JOINT_BYTES = 1 << 20  # allowance for the lines between joined pictures
 
-Prepare = Callable[[Image.Image, int | None], PreparedPicture]
+Prepare = Callable[["Image", int | None], PreparedPicture]
 
 
 class Videos:
@@ -129,8 +132,10 @@ class _Decoder:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
-    def run(self) -> Iterator[Image.Image | np.ndarray]:
+    def run(self) -> Iterator[Image | np.ndarray]:
         """Yield pictures and sounds as they are decoded. Raises VideoError, also after `stop`."""
+        if importlib.util.find_spec("av") is None:
+            raise VideoError("cannot be decoded: the worker has no video decoder (duplane[worker])")
         with self._lock:
             if self._is_stopped:
                 raise VideoError("was not decoded")
@@ -153,8 +158,10 @@ class _Decoder:
             if self._process is not None:
                 self._process.kill()
 
-    def _read(self, process: subprocess.Popen[bytes]) -> Iterator[Image.Image | np.ndarray]:
+    def _read(self, process: subprocess.Popen[bytes]) -> Iterator[Image | np.ndarray]:
         """Read the output and check all of it, because a hostile file may control the process."""
+        from PIL.Image import frombytes
+
         out = cast("BinaryIO", process.stdout)
         while True:
             try:
@@ -173,7 +180,7 @@ class _Decoder:
             if len(content) < size:
                 break
             if picture:
-                yield Image.frombytes("RGB", (int(picture[0]), int(picture[1])), content)
+                yield frombytes("RGB", (int(picture[0]), int(picture[1])), content)
             else:
                 yield np.frombuffer(bytearray(content), "<f4")
         if not self._is_stopped:

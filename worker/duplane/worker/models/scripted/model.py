@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import assert_never, cast
+from typing import TYPE_CHECKING, assert_never, cast
 
 import numpy as np
-from PIL.Image import Image
 
 from duplane.worker.models.chat import ChatOutput, ChatRequest, Finish
 from duplane.worker.models.interface import (
@@ -47,6 +46,9 @@ from duplane.worker.models.types import (
     UnitFailure,
     UnitOutput,
 )
+
+if TYPE_CHECKING:  # a base install has no Pillow
+    from PIL.Image import Image
 
 Answer = Callable[[Unit, int], UnitOutput | UnitFailure]
 """Returns the answer to a unit, given the length of the context after the unit."""
