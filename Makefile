@@ -15,6 +15,7 @@ GOLDEN ?= tests/golden/public
 ARGS ?=
 MINUTES ?= 1
 SEEDS ?= 1000
+SECONDS ?= 600
 # Processes that run tests: one more than the cores of a small machine, because many tests wait.
 WORKERS ?= 3
 # Build of torch: cpu or cuda (see tools/install.py).
@@ -25,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics golden fuzz simulate bench delta-path train evaluate clean
+	settings metrics golden fuzz simulate chaos bench delta-path train evaluate clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +95,9 @@ fuzz: $(INSTALLED) ## send mutated messages to the edge: MINUTES=5 SEED=1
 
 simulate: $(INSTALLED) ## simulate scheduler, workers and callers with faults: SEEDS=1000, or SEED=7
 	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+chaos: $(INSTALLED) ## kill and freeze real processes under calls, count every unit: SECONDS=600 SEED=1
+	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 delta-path: $(INSTALLED) ## list the functions of the edge that a speaking delta passes
 	PYTHONPATH=tests $(BIN)/python -m support.edge.delta_path

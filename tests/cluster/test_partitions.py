@@ -7,8 +7,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.fabric.cluster import Cluster, Server
+from support.fabric.cluster import Cluster
 from support.fabric.cluster_clients import End, queueing, serve, serve_next, talking
+from support.fabric.hosts import Host
+from support.fabric.servers import Server
 
 pytestmark = pytest.mark.timing
 
@@ -16,7 +18,9 @@ LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 
 
 @contextlib.contextmanager
-def cut(cluster: Cluster, some: Sequence[Server], others: Sequence[Server]) -> Iterator[None]:
+def cut(
+    cluster: Cluster, some: Sequence[Server[Host]], others: Sequence[Server[Host]]
+) -> Iterator[None]:
     """Cut the network between every server of one side and every server of the other side."""
     pairs = [(one.host, other.host) for one in some for other in others]
     for one, other in pairs:
@@ -53,7 +57,7 @@ async def test_cut_between_an_edge_and_its_scheduler_keeps_the_place_in_the_queu
     assert any(hits)
 
 
-async def is_hit_by_cut(cluster: Cluster, schedulers: Sequence[Server]) -> bool:
+async def is_hit_by_cut(cluster: Cluster, schedulers: Sequence[Server[Host]]) -> bool:
     """Cut the first edge from `schedulers` while a client waits at this edge.
 
     Returns whether this client missed a grant.

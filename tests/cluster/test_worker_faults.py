@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.fabric.cluster import Cluster, Server
+from support.fabric.cluster import Cluster
 from support.fabric.cluster_clients import Caller, End, serve_next, talking
+from support.fabric.hosts import Host
+from support.fabric.servers import Server
 from support.time_limits import WITHIN_S, until
 
 from duplane.worker.models.scripted.model import Mark
@@ -14,10 +16,10 @@ pytestmark = pytest.mark.timing
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 
 
-async def ended(cluster: Cluster, count: int) -> list[Server]:
+async def ended(cluster: Cluster, count: int) -> list[Server[Host]]:
     """Wait until `count` of the workers have ended, and return them."""
 
-    def found() -> list[Server]:
+    def found() -> list[Server[Host]]:
         return [worker for worker in cluster.workers if not worker.is_running]
 
     async def have_ended() -> bool:

@@ -9,21 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 from support.debian_programs import debian_program
 from support.fabric.hosts import NETWORK, Host, Network
+from support.fabric.servers import DUPLANE, Server
 from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 
-DUPLANE = (sys.executable, "-m", "duplane.tools")
 ETCD_PORT, PEER_PORT, METRICS_PORT = 2379, 2380, 2381
 SCHEDULER_PORT, EDGE_PORT, WORKER_PORT = 8010, 8006, 8020
 START_S = 60.0
@@ -39,48 +35,6 @@ SCHEDULER_FLAGS = (
 )
 WORKER_FLAGS = ("--slots", "1", "--stuck-after-s", "2", "--hung-after-s", "10")
 EDGE_FLAGS = ("--scheduler-s", "10", "--drain-s", "3")
-
-
-@dataclass
-class Server:
-    """One process of the fabric, on a host of its own. A test can kill, freeze and restart it."""
-
-    name: str
-    host: Host
-    port: int
-    command: Sequence[str]
-    log: Path
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"{self.host.ip}:{self.port}"
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = self.host.start(self.command, log)
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.send(signal.SIGKILL)
-        self.wait()
-
-    def wait(self, within_s: float = WITHIN_S) -> int:
-        assert self.process
-        return self.process.wait(within_s)
-
-    def freeze(self) -> None:
-        self.send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.send(signal.SIGCONT)
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
 
 
 class Cluster:
@@ -122,10 +76,10 @@ class Cluster:
         names.write_text("".join(f"{one.host.ip} {SCHEDULERS_NAME}\n" for one in self.schedulers))
 
     @property
-    def servers(self) -> Sequence[Server]:
+    def servers(self) -> Sequence[Server[Host]]:
         return (*self.etcd, *self.schedulers, *self.workers, *self.edges)
 
-    def _add_etcd(self, index: int) -> Server:
+    def _add_etcd(self, index: int) -> Server[Host]:
         # The members need each other's addresses before their hosts exist.
         first = len(self.network.hosts) + 1 - index
         host = self.network.add_host()
@@ -151,7 +105,7 @@ class Cluster:
         )
         return Server(name, host, ETCD_PORT, command, self._folder / f"{name}.log")
 
-    def _add(self, role: str, index: int, port: int, *flags: str) -> Server:
+    def _add(self, role: str, index: int, port: int, *flags: str) -> Server[Host]:
         host = self.network.add_host()
         name = f"{role}{index}"
         command = (*DUPLANE, role, "--listen", f"{host.ip}:{port}", *flags)
@@ -172,7 +126,7 @@ class Cluster:
 
     # Observation.
 
-    async def get(self, edge: Server, path: str) -> tuple[int, dict[str, Any]]:
+    async def get(self, edge: Server[Host], path: str) -> tuple[int, dict[str, Any]]:
         """Return the status code and JSON of an edge's answer; code 0 if there is no answer."""
         return await self._get(edge.host.ip, edge.port, path)
 
@@ -225,9 +179,9 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"not settled within {within_s} s: {seen}") from None
 
-    async def leader(self) -> Server:
+    async def leader(self) -> Server[Host]:
         """Wait until a running etcd member reports that it is the leader, and return it."""
-        found: list[Server] = []
+        found: list[Server[Host]] = []
 
         async def has_leader() -> bool:
             for member in self.etcd:

@@ -101,7 +101,7 @@ class RealFabric:
                 role.kill()
 
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
-        return await asyncio.to_thread(_get, f"http://{self.edge}{path}")
+        return await asyncio.to_thread(get_json, f"http://{self.edge}{path}")
 
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]
@@ -127,7 +127,8 @@ async def _read_log(stream: asyncio.StreamReader, lines: list[str]) -> None:
         sys.stderr.write(lines[-1])
 
 
-def _get(url: str) -> tuple[int, dict[str, Any]]:
+def get_json(url: str) -> tuple[int, dict[str, Any]]:
+    """Return the status code and the JSON of an answer."""
     try:
         with urllib.request.urlopen(url, timeout=WITHIN_S) as response:
             return response.status, orjson.loads(response.read())

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from support.debian_programs import debian_library
-from support.fabric.cluster import Server
+from support.fabric.hosts import Host
+from support.fabric.servers import Server
 
 
 class WallClock:
@@ -38,7 +39,7 @@ class WallClock:
 
 
 @contextlib.contextmanager
-def wall_clock(servers: Sequence[Server], folder: Path) -> Iterator[WallClock]:
+def wall_clock(servers: Sequence[Server[Host]], folder: Path) -> Iterator[WallClock]:
     """Restart servers with a clock that can be set. At the end restart them with the real clock."""
     clock = WallClock(folder / "clock")
     commands = [server.command for server in servers]
@@ -51,7 +52,7 @@ def wall_clock(servers: Sequence[Server], folder: Path) -> Iterator[WallClock]:
             _restart(server, command)
 
 
-def _restart(server: Server, command: Sequence[str]) -> None:
+def _restart(server: Server[Host], command: Sequence[str]) -> None:
     server.kill()
     server.command = command
     server.start()
