@@ -9,7 +9,6 @@ the new past units. Then the session changes to the next worker, between two uni
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from duplane.edge.session.effects import (
     Use,
 )
 from duplane.edge.session.journal import Journal
+from duplane.edge.session.lateness import Lateness
 from duplane.edge.session.move_table import (
     CLAIMED_PHASES,
     FLOWING,
@@ -55,13 +55,6 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 # losses, so it ends. A unit that ends two workers is found sooner: see `RequestQueue.take_back`.
 _MAX_MOVES = 3
 _WITHIN_S = 20.0
-# A session prepares to leave a slow worker at most once in _LATE_PAUSE_S. This pause doubles, up to
-# _MAX_LATE_PAUSE_S, with each preparation, even one that moves the session: if all workers are
-# overloaded, preparations make them even slower. After _QUIET_PAUSES such pauses without a
-# preparation, the first pause counts again.
-_LATE_PAUSE_S = 10.0
-_MAX_LATE_PAUSE_S = 640.0
-_QUIET_PAUSES = 4
 # While the next worker rebuilds the last past units, the session sends no units. To keep this time
 # short, it begins only when past units of at most _FEW_S are left, or after _MAX_CATCH_UPS more
 # messages with past units.
@@ -72,13 +65,6 @@ _MAX_CATCH_UPS = 3
 _RETRY_S = 0.25
 _MAX_DOUBLINGS = 5
 _ANSWERED = ("open", "unit")  # messages that the present worker answers
-
-
-class _Lateness(NamedTuple):
-    """When the session last prepared to leave a slow worker, and the pause after that."""
-
-    prepared_s: float = -math.inf
-    pause_s: float = _LATE_PAUSE_S
 
 
 class GivenUp(NamedTuple):
@@ -126,7 +112,7 @@ class Moves:
         self._effects = effects
         self._continuity = continuity
         self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
-        self._lateness = _Lateness()
+        self._lateness = Lateness()
 
     def _fire(self, event: MoveEvent) -> MovePhase:
         """Change the phase, before any other change. Return the former phase."""
@@ -225,13 +211,10 @@ class Moves:
 
     def late(self, now: Moment) -> None:
         """Prepare another worker, and move to it unless the present worker answers before."""
-        since_s = now.monotonic_s - self._lateness.prepared_s
-        pause_s = self._lateness.pause_s
-        if self.phase is not MovePhase.SETTLED or since_s < pause_s:
+        may_prepare = self._lateness.may_prepare(now.monotonic_s)
+        if self.phase is not MovePhase.SETTLED or not may_prepare:
             return
-        is_again = since_s < _QUIET_PAUSES * pause_s
-        longer_s = min(2 * pause_s, _MAX_LATE_PAUSE_S)
-        self._lateness = _Lateness(now.monotonic_s, longer_s if is_again else _LATE_PAUSE_S)
+        self._lateness.prepare(now.monotonic_s)
         self._fire(MoveEvent.LATE)
         self._begin(MoveCause.OVERDUE)
         self.attempt.silent_since = now
@@ -241,7 +224,7 @@ class Moves:
 
         This also replaces the cause of a move that has begun because the present worker drains.
         """
-        self._lateness = self._lateness._replace(prepared_s=-math.inf)  # this is no doubtful case
+        self._lateness.forget()  # this is no doubtful case
         self.late(now)
         if self.phase in PREPARING:
             self.attempt.cause = MoveCause.OVERDUE
