@@ -27,6 +27,10 @@ PHASES: Mapping[MovePhase, str] = {
         "the next worker rebuilds the last past units, and the present one gets new ones: the"
         " session takes whichever is ready first"
     ),
+    MovePhase.LOST_EARLY: (
+        "the worker is lost before it has opened the conversation, and the edge acquires another"
+        " slot"
+    ),
     MovePhase.LOST_ACQUIRING: "the present worker is lost, and the edge acquires another slot",
     MovePhase.LOST_STARTING: "the present worker is lost, and the next one opens the conversation",
     MovePhase.LOST_CATCHING_UP: "the present worker is lost, and the next one rebuilds past units",

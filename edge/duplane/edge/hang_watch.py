@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 class HangWatch:
     """Finds the workers from which sessions have waited `overdue_s` for an answer.
 
-    The awaited answer is the answer to a unit or, during a move, to the settings and past units.
-    The session prepares a slot of another worker, and moves there unless the answer comes first.
+    The awaited answer is the answer to the settings, to a unit or, during a move, to past units.
+    While a unit has no answer, the session prepares a slot of another worker, and moves there
+    unless the answer comes first.
 
     A worker that is only slow answers a call to its health service. A worker that does not answer
     this call within `overdue_s` is lost for all its sessions that wait. One check serves all

@@ -130,8 +130,9 @@ class Limits:
     overdue_s: PositiveFloat = 1.0
     """Seconds without an answer to a unit after which the edge prepares a slot of another worker.
     The session moves there unless the answer comes before that slot is ready. At the same moment
-    the edge checks whether the first worker still answers at all. If the check gets no answer
-    within this many seconds, the first worker is lost."""
+    the edge checks whether the first worker still answers at all; it also checks a worker that does
+    not open a conversation in this time. If the check gets no answer within this many seconds, the
+    worker is lost."""
     failover_s: NonNegativeFloat = 10.0
     """Seconds in which a session that has lost its worker must continue at another worker; then it
     fails. A worker that rebuilds the last past units of a session gets the same time; then the

@@ -10,6 +10,7 @@ import pytest
 from support.edge.live_edge import (
     APPEND,
     CLOSE,
+    UPDATE,
     LiveEdge,
     begin,
     closed,
@@ -56,6 +57,28 @@ async def test_session_goes_on_at_another_worker_without_an_event(edge: LiveEdge
         assert rebuild.rebuild.is_last
         assert [past.sequence for past in rebuild.rebuild.units] == [0]
         assert unit.unit.sequence == 1
+        await end(client)
+
+
+async def test_session_goes_on_when_its_lease_was_revoked(edge: LiveEdge) -> None:
+    """The worker read the claim too late: once before, and once after it had the settings."""
+    edge.fabric.is_automatic = False
+    revoked = session_pb2.Closed(reason=session_pb2.CLOSE_REASON_REVOKED)
+    async with edge.connect() as client:
+        (await edge.fabric.acquisition()).grant()
+        first = await edge.fabric.conversation()
+        assert (await receive(client))["type"] == "session.queue_done"
+        await send(client, UPDATE)
+        await first.next_request()
+        edge.fabric.is_automatic = True
+        first.say(session_pb2.ConverseResponse(closed=revoked))
+        assert (await receive(client))["type"] == "session.created"
+        assert list((await edge.fabric.acquisition()).request.avoided_worker_ids) == ["w"]
+        second = await edge.fabric.conversation()
+        before = await exchange(client)
+        second.say(session_pb2.ConverseResponse(closed=revoked))
+        after = await exchange(client)
+        assert after["kv_cache_length"] == before["kv_cache_length"] + 1
         await end(client)
 
 

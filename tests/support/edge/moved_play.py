@@ -23,6 +23,7 @@ from duplane.edge.session.move_table import MOVING, MoveCause, MoveOutcome, Move
 from duplane.edge.session.moves import Attempt
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
+from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -103,11 +104,16 @@ class Worker:
 class Play:
     """A client, its session and its workers."""
 
-    def __init__(self, route: Route = Route.DUPLEX, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        route: Route = Route.DUPLEX,
+        limits: Limits = LIMITS,
+        continuity: Continuity | None = None,
+    ) -> None:
         self.now = Moment(36_077.123, 1_714_200_000_000_000_000)
         self.space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
         self.permits = RebuildPermits(limits.rebuild_count)
-        continuity = Continuity(self.space, self.permits, new_seed=lambda: 77)
+        continuity = continuity or Continuity(self.space, self.permits, new_seed=lambda: 77)
         identity = Identity("s", "rt_0")
         session = ENDPOINTS[route, "audio"].new_session(identity, limits, self.now, continuity)
         assert isinstance(session, DuplexSession)
@@ -234,11 +240,13 @@ class Play:
         self.next = None
         self.tell(self.session.failed(error, self.now, self.move.slot))
 
-    def claim(self, digest: str = "m") -> None:
+    def claim(self, digest: str = "m", unit_s: float = 1.0) -> None:
         """Claim a slot of another worker, which may rebuild as soon as there is a permit."""
         self.next = Worker(digest)
         self._next_slot = self.move.slot
         granted = lease_pb2.Granted(worker_id=f"w{self.move.number}")
+        if unit_s != 1.0:
+            granted.model.unit_duration.CopyFrom(to_duration(unit_s))
         self.tell(self.session.claimed(self.move.slot, granted, 0.0, self.now))
 
     def drain(self) -> None:

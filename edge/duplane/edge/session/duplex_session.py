@@ -22,7 +22,6 @@ from duplane.edge.session.move_table import (
     EARLY,
     LAST_SENT_PHASES,
     LOST_PHASES,
-    MOVING,
     MoveCause,
     MovePhase,
     cause_of,
@@ -130,7 +129,7 @@ class DuplexSession(Session[DuplexDialect]):
             case Configure():
                 self._settings = action.settings
                 self.time_limits.stop(TimeLimit.SETTINGS)
-                if self.has_slot:
+                if self.has_slot and self.moves.phase is not MovePhase.LOST_EARLY:
                     self._open(action.settings, now)
                 return []
             case Reply():
@@ -154,7 +153,7 @@ class DuplexSession(Session[DuplexDialect]):
 
     def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         """Render a queue position, unless the session had a slot before."""
-        return [] if self.moves.phase in MOVING else super().queued(queued, now)
+        return [] if self.has_slot else super().queued(queued, now)
 
     def claimed(
         self, slot: Slot, granted: lease_pb2.Granted, open_s: float, now: Moment
@@ -166,7 +165,7 @@ class DuplexSession(Session[DuplexDialect]):
         """
         if self.closed:
             return []
-        self.moves.claimed(slot, granted)
+        self.moves.claimed(slot, granted, now)
         if slot is not self.moves.present:
             return []
         return self.granted(open_s, now, ModelFormat.of(granted.model))
@@ -174,26 +173,34 @@ class DuplexSession(Session[DuplexDialect]):
     def granted(
         self, open_s: float, now: Moment, model: ModelFormat = DEFAULT_FORMAT
     ) -> list[bytes]:
-        """Start the time limit of the whole session: its first slot is claimed.
+        """Begin at a worker that has no conversation yet: its slot is claimed.
 
-        From now on, the units are those of `model`.
+        From now on, the units are those of `model`. With the first slot, the time limit of the
+        whole session starts. The client does not notice that such a worker was lost.
         """
         if self.closed:
             return []
+        had_slot = self.has_slot
+        self.time_limits.stop(TimeLimit.CONVERSATION)
+        self._use_model(model)
+        if not had_slot:
+            self._leave_queue()
+            session_s = self._limits.session_s or self.dialect.mode.session_s
+            self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
+        if self._settings is not None:
+            self._open(self._settings, now)
+        elif not had_slot:
+            init_s = min(self._limits.init_s, open_s or math.inf)
+            self.time_limits.start(TimeLimit.SETTINGS, init_s, now)
+        return [] if had_slot else self.dialect.queue_done()
+
+    def _use_model(self, model: ModelFormat) -> None:
+        """Cut the units for `model`, also those that wait."""
         limit = model.unit_count(self._limits.early_unit_count)
         recut = self.moves.queue.use_model(model, self._receipt, limit)
         self.replies.recut(recut.counts)
         if recut.dropped:
             self.effects.append(RecordDropped(recut.dropped))
-        self._leave_queue()
-        session_s = self._limits.session_s or self.dialect.mode.session_s
-        self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
-        if self._settings is None:
-            init_s = min(self._limits.init_s, open_s or math.inf)
-            self.time_limits.start(TimeLimit.SETTINGS, init_s, now)
-        else:
-            self._open(self._settings, now)
-        return self.dialect.queue_done()
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
         """Ask the worker to open a conversation, once there are a slot and settings."""
@@ -320,6 +327,10 @@ class DuplexSession(Session[DuplexDialect]):
         moved = self._lose(cause_of(error), now)
         if moved is not None:
             return moved
+        return self._end_lost(now)
+
+    def _end_lost(self, now: Moment) -> list[bytes]:
+        """End the session, because its worker is lost and it does not move."""
         if self.dialect.phase in OPEN:
             return self.end(_LOST, now)
         return self.end(Close(self.dialect.lost_while_opening, _LOST.message), now)
@@ -383,17 +394,15 @@ class DuplexSession(Session[DuplexDialect]):
             self.moves.fail(now)
             return []
         moved = self._lose(cause, now)
-        return self.end(_LOST, now) if moved is None else moved
+        return self._end_lost(now) if moved is None else moved
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
-        if limit is TimeLimit.CONVERSATION and self.dialect.phase in OPEN:
+        if limit is TimeLimit.CONVERSATION:
             self.time_limits.stop(TimeLimit.CONVERSATION)
-            if self.moves.phase in LOST_PHASES:
-                return self.end(_LOST, now)
+            if self.moves.phase in LOST_PHASES | EARLY:
+                return self._end_lost(now)
             self.moves.expire(now)
             return []
-        if limit is TimeLimit.CONVERSATION:
-            return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
         if limit is TimeLimit.AUDIO:
             # An append does not restart this limit, because that would take time for each append.
             # So check here whether audio has come since the limit was started.

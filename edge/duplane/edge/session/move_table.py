@@ -39,6 +39,8 @@ _FAILED_CALLS: Mapping[Reason, MoveCause] = {
 }
 _CLOSED: Mapping[int, MoveCause] = {
     session_pb2.CLOSE_REASON_UNSPECIFIED: MoveCause.WORKER_LOST,
+    # The lease became void before the worker read its claim: the worker did not run for a while.
+    session_pb2.CLOSE_REASON_REVOKED: MoveCause.WORKER_LOST,
     session_pb2.CLOSE_REASON_SHUTDOWN: MoveCause.SHUTDOWN,
     session_pb2.CLOSE_REASON_ENGINE_FAILED: MoveCause.MODEL_FAILED,
 }
@@ -68,6 +70,7 @@ class MovePhase(Enum):
     CHANGING = auto()  # the next worker rebuilds the last past units; units wait
     OVERTAKING = auto()  # the next worker rebuilds the last past units; the present one gets units
     # The present worker is lost; units wait.
+    LOST_EARLY = auto()  # no worker has opened the conversation; the session acquires another slot
     LOST_ACQUIRING = auto()
     LOST_STARTING = auto()
     LOST_CATCHING_UP = auto()
@@ -112,6 +115,7 @@ PREPARING = frozenset(
 )
 LOST_PHASES = frozenset(
     {
+        MovePhase.LOST_EARLY,
         MovePhase.LOST_ACQUIRING,
         MovePhase.LOST_STARTING,
         MovePhase.LOST_CATCHING_UP,
@@ -121,7 +125,7 @@ LOST_PHASES = frozenset(
 MOVING = PREPARING | LOST_PHASES
 MOVABLE = MOVING | {MovePhase.SETTLED}
 # The next worker has a slot for the session.
-CLAIMED_PHASES = MOVING - {MovePhase.ACQUIRING, MovePhase.LOST_ACQUIRING}
+CLAIMED_PHASES = MOVING - {MovePhase.ACQUIRING, MovePhase.LOST_ACQUIRING, MovePhase.LOST_EARLY}
 # The next worker has the last past units. While the present worker answers, `--failover-s` limits
 # the time in these phases.
 LAST_SENT_PHASES = frozenset({MovePhase.CHANGING, MovePhase.OVERTAKING, MovePhase.LOST_CHANGING})
@@ -152,6 +156,7 @@ TRANSITIONS: Mapping[tuple[MovePhase, MoveEvent], MovePhase] = {
     (MovePhase.CATCHING_UP, MoveEvent.HELD): MovePhase.HOLDING,
     (MovePhase.HOLDING, MoveEvent.LAST_SENT): MovePhase.CHANGING,
     (MovePhase.CATCHING_UP, MoveEvent.LAST_SENT): MovePhase.OVERTAKING,
+    **_rows(EARLY, MoveEvent.LOST, MovePhase.LOST_EARLY),
     (MovePhase.SETTLED, MoveEvent.LOST): MovePhase.LOST_ACQUIRING,
     (MovePhase.ACQUIRING, MoveEvent.LOST): MovePhase.LOST_ACQUIRING,
     (MovePhase.WAITING, MoveEvent.LOST): MovePhase.LOST_STARTING,
@@ -160,6 +165,8 @@ TRANSITIONS: Mapping[tuple[MovePhase, MoveEvent], MovePhase] = {
     (MovePhase.HOLDING, MoveEvent.LOST): MovePhase.LOST_CATCHING_UP,
     (MovePhase.CHANGING, MoveEvent.LOST): MovePhase.LOST_CHANGING,
     (MovePhase.OVERTAKING, MoveEvent.LOST): MovePhase.LOST_CHANGING,
+    (MovePhase.LOST_EARLY, MoveEvent.CLAIMED): MovePhase.START,
+    (MovePhase.LOST_EARLY, MoveEvent.NEXT_LOST): MovePhase.LOST_EARLY,
     (MovePhase.LOST_ACQUIRING, MoveEvent.CLAIMED): MovePhase.LOST_STARTING,
     (MovePhase.LOST_STARTING, MoveEvent.NEXT_OPENED): MovePhase.LOST_CATCHING_UP,
     (MovePhase.LOST_CATCHING_UP, MoveEvent.LAST_SENT): MovePhase.LOST_CHANGING,
@@ -167,7 +174,7 @@ TRANSITIONS: Mapping[tuple[MovePhase, MoveEvent], MovePhase] = {
     **_rows(PREPARING, MoveEvent.ANSWERED, MovePhase.SETTLED),
     **_rows(PREPARING, MoveEvent.NEXT_LOST, MovePhase.SETTLED),
     **_rows(LAST_SENT_PHASES - LOST_PHASES, MoveEvent.EXPIRED, MovePhase.SETTLED),
-    **_rows(LOST_PHASES, MoveEvent.NEXT_LOST, MovePhase.LOST_ACQUIRING),
+    **_rows(LOST_PHASES - {MovePhase.LOST_EARLY}, MoveEvent.NEXT_LOST, MovePhase.LOST_ACQUIRING),
     # A session whose worker is lost does not wait for its permit; the permit may come later.
     **_rows(LOST_PHASES & CLAIMED_PHASES, MoveEvent.PERMITTED, None),
     **_rows(PREPARING | {MovePhase.SETTLED}, MoveEvent.GIVEN_UP, MovePhase.FIXED),

@@ -31,6 +31,7 @@ from duplane.edge.session.journal import Journal
 from duplane.edge.session.lateness import Lateness
 from duplane.edge.session.move_table import (
     CLAIMED_PHASES,
+    EARLY,
     FLOWING,
     HELD_PHASES,
     LAST_SENT_PHASES,
@@ -113,6 +114,7 @@ class Moves:
         self._continuity = continuity
         self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
         self._lateness = Lateness()
+        self._is_opening_suspect = False  # a worker was lost while it had the settings
 
     def _fire(self, event: MoveEvent) -> MovePhase:
         """Change the phase, before any other change. Return the former phase."""
@@ -132,11 +134,17 @@ class Moves:
         """Return whether the conversation can leave its worker, or the next one if that is lost.
 
         It cannot without a whole journal, or if it has lost too many workers lately. A worker with
-        another model was not lost, so it does not count as a loss.
+        another model was not lost, so it does not count as a loss. Settings that a lost worker had
+        may be the cause of its loss, so only one more worker gets them before it has opened.
         """
+        if self.phase in EARLY:
+            is_suspect = self.phase is MovePhase.OPENING and self._is_opening_suspect
+            is_movable = self.journal.is_whole and not is_suspect
+        else:
+            is_movable = self.phase in MOVABLE
         is_recent = bool(self._lost_s) and now.monotonic_s - self._lost_s[0] < _WITHIN_S
         has_lost_many = is_recent and len(self._lost_s) == _MAX_MOVES
-        return self.phase in MOVABLE and (cause is MoveCause.OTHER_MODEL or not has_lost_many)
+        return is_movable and (cause is MoveCause.OTHER_MODEL or not has_lost_many)
 
     # --- the first worker ---
 
@@ -246,8 +254,9 @@ class Moves:
             return None
         if cause is MoveCause.WORKER_LOST:
             self._effects.append(ReportUnreachable(self.present.granted))
-        if before is MovePhase.SETTLED:
+        if before not in PREPARING:
             self._begin(cause)
+        self._is_opening_suspect |= before is MovePhase.OPENING
         self.attempt.cause = cause
         self.attempt.silent_since = self.attempt.silent_since or now
         return self._take_back()
@@ -265,8 +274,10 @@ class Moves:
 
     # --- the next worker ---
 
-    def claimed(self, slot: Slot, granted: lease_pb2.Granted) -> None:
+    def claimed(self, slot: Slot, granted: lease_pb2.Granted, now: Moment) -> None:
         """Record that a slot is claimed.
+
+        If no worker has opened the conversation yet, this slot is now the present one.
 
         Raises FabricError if it is a slot of the worker that the session wants to leave, or of a
         worker with another model.
@@ -276,6 +287,11 @@ class Moves:
             self._effects.append(Use(slot))
         elif self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
             raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
+        elif self.phase is MovePhase.LOST_EARLY:
+            self._fire(MoveEvent.CLAIMED)
+            self.present = slot
+            self._effects.append(Use(slot))
+            self._record_end(MoveOutcome.MOVED, now)
         else:
             if granted.worker_id not in attempt.tried_worker_ids:
                 attempt.tried_worker_ids.append(granted.worker_id)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.unit_assembler import UnitAssembler
-from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
+from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
 
 
@@ -125,11 +125,13 @@ class RequestQueue:
     def use_model(self, model: ModelFormat, receipt: Receipt, limit: int) -> Recut:
         """Cut units for this model from now on, and cut again what waits.
 
-        Call this once, before the first unit is taken. Audio of an incomplete unit gets `receipt`.
-        Units of the default duration that were dropped count as so many units of the model.
+        Call this before the first unit is taken. Audio of an incomplete unit gets `receipt`.
+        Units of the former duration that were dropped count as so many units of the model.
         """
-        self._dropped_count = model.unit_count(self._dropped_count * DEFAULT_FORMAT.unit_s)
         former, units = self._assembler, list(self._waiting)
+        if former.model == model:
+            return Recut(range(self.unit_count + 1), ())
+        self._dropped_count = model.unit_count(self._dropped_count * former.format.unit_s)
         self._assembler = former.for_model(model)
         self._waiting.clear()
         counts = [*range(self._first_ordinal + 1)]  # the units that were dropped keep their numbers

@@ -26,6 +26,7 @@ class UnitAssembler:
     def __init__(self, frame_count: int, model: ModelFormat | None = None) -> None:
         self._frame_count = frame_count
         self.dropped_frame_count = 0  # pictures above the bound
+        self.model = model
         self.format = model or DEFAULT_FORMAT
         self._rate_hertz = 0  # of the appends; 0 before the first one with audio
         self._unit_rate_hertz = model.input_rate_hertz if model else 0

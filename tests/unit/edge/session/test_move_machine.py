@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -80,7 +80,7 @@ def test_methods_refuse_what_the_table_does_not_allow() -> None:
     with pytest.raises(IllegalEventError):
         machine.moves.fail(machine.now)
     with pytest.raises(IllegalEventError):
-        machine.moves.claimed(Slot(), lease_pb2.Granted(worker_id="w"))
+        machine.moves.claimed(Slot(), lease_pb2.Granted(worker_id="w"), machine.now)
     machine.close()
     with pytest.raises(IllegalEventError):
         machine.moves.close(machine.now)
@@ -157,17 +157,35 @@ class Machine:
 
     # --- events ---
 
-    def begin(self) -> None:
+    def begin(self, losses: Sequence[Callable[[Machine], None]] = ()) -> None:
+        """Open the conversation. `losses` happen before, each to another worker."""
         self.claim_slot(self.moves.present)
-        self.moves.open(session_pb2.Open())
-        assert self.moves.take(self.moves.present, self.now)
+        for lose in losses:
+            if self.moves.can_leave(MoveCause.WORKER_LOST, self.now):
+                lose(self)
+                self.claim()
+        if self.moves.phase is MovePhase.START:
+            self.moves.open(session_pb2.Open())
+            assert self.moves.take(self.moves.present, self.now)
         self.moves.opened(OPENED, self.now)
         self.execute()
+
+    def lose_claimed(self) -> None:
+        """Lose the first worker before it has the settings."""
+        self.lose()
+
+    def lose_opening(self) -> None:
+        """Lose the first worker while it has the settings, and then the request for a slot."""
+        self.moves.open(session_pb2.Open())
+        assert self.moves.take(self.moves.present, self.now)
+        if self.moves.can_leave(MoveCause.WORKER_LOST, self.now):
+            self.lose()
+            self.fail_next()
 
     def claim_slot(self, slot: Slot) -> None:
         self.number += 1
         self.acquiring.discard(slot)
-        self.moves.claimed(slot, lease_pb2.Granted(worker_id=f"w{self.number}"))
+        self.moves.claimed(slot, lease_pb2.Granted(worker_id=f"w{self.number}"), self.now)
         self.held.add(slot)
         self.execute()
 
@@ -179,7 +197,7 @@ class Machine:
         """Claim another slot of the worker to leave."""
         if self.moves.phase is MovePhase.ACQUIRING:
             with pytest.raises(FabricError):
-                self.moves.claimed(self.moves.attempt.slot, self.moves.present.granted)
+                self.moves.claimed(self.moves.attempt.slot, self.moves.present.granted, self.now)
             self.fail_next()
 
     def permit(self) -> None:
@@ -344,15 +362,18 @@ ACTS: tuple[Callable[[Machine], None], ...] = (
     *(Machine.stick_next, Machine.be_late, Machine.be_stuck, Machine.expire, Machine.wait),
 )
 _ACT = st.sampled_from(ACTS)
+_LOSSES = st.lists(st.sampled_from([Machine.lose_claimed, Machine.lose_opening]), max_size=2)
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(_ACT, max_size=80), st.sampled_from([JOURNAL_BYTES, 200_000]))
+@given(st.lists(_ACT, max_size=80), _LOSSES, st.sampled_from([JOURNAL_BYTES, 200_000]))
 def test_random_events_break_no_rule(
-    acts: list[Callable[[Machine], None]], journal_bytes: int
+    acts: list[Callable[[Machine], None]],
+    losses: list[Callable[[Machine], None]],
+    journal_bytes: int,
 ) -> None:
     machine = Machine(journal_bytes=journal_bytes)
-    machine.begin()
+    machine.begin(losses)
     for act in acts:
         act(machine)
     machine.close()

@@ -157,8 +157,8 @@ def test_session_whose_journal_is_too_large_ends_with_its_worker() -> None:
         (session_pb2.CLOSE_REASON_SHUTDOWN, MoveCause.SHUTDOWN, None),
         (session_pb2.CLOSE_REASON_ENGINE_FAILED, MoveCause.MODEL_FAILED, None),
         (session_pb2.CLOSE_REASON_UNSPECIFIED, MoveCause.WORKER_LOST, None),
+        (session_pb2.CLOSE_REASON_REVOKED, MoveCause.WORKER_LOST, None),
         (session_pb2.CLOSE_REASON_CONTEXT_FULL, None, CloseReason.CONTEXT_FULL),
-        (session_pb2.CLOSE_REASON_REVOKED, None, CloseReason.FAILED),
         (session_pb2.CLOSE_REASON_IDLE_TIMEOUT, None, CloseReason.TIMEOUT),
     ],
 )
@@ -187,14 +187,6 @@ def test_close_of_the_worker_moves_the_session_or_ends_it(
 )
 def test_failures_that_move_a_session(error: FabricError, cause: MoveCause | None) -> None:
     assert cause_of(error) == cause
-
-
-def test_session_that_is_not_open_yet_ends_with_its_worker() -> None:
-    play = Play()
-    play.tell(play.session.granted(60.0, play.now))
-    play.say('{"type":"prepare"}')
-    play.lose()
-    assert play.session.closed
 
 
 def test_client_that_leaves_during_a_move_ends_its_session(play: Play) -> None:

@@ -75,6 +75,18 @@ async def test_worker_that_rebuilds_when_the_time_is_over_is_not_reported() -> N
     assert play.count("duplane_moves_total") == 1
 
 
+async def test_worker_that_is_lost_before_it_has_opened_is_reported_and_avoided() -> None:
+    first, second = WorkerDouble(open=LOST), WorkerDouble()
+    async with MovedRunner.running(first, second) as play:
+        await play.exchange()
+        await play.say('{"type":"stop"}')
+    assert play.fabric.unreachable == ["w0"]
+    assert [list(one.avoided_worker_ids) for one in play.fabric.requests] == [[], ["w0"]]
+    assert play.count("duplane_moves_total", cause="worker_lost", outcome="moved") == 1
+    assert play.count("duplane_moves_total") == 1
+    assert play.runner.worker == "w1"
+
+
 async def test_second_worker_that_is_lost_is_reported_too() -> None:
     first, second, third = WorkerDouble(), WorkerDouble(rebuild=LOST), WorkerDouble()
     async with MovedRunner.running(first, second, third) as play:
