@@ -178,6 +178,7 @@ class SimulatedClient:
         self.hang_share = chance.choice(_HANG_SHARES)
         self.lost_share = chance.choice(_LOST_SHARES)
         self._cut_until = 0.0
+        self.has_refused = asyncio.Event()
         self.is_blind = False  # watches get no events, although all requests are answered
 
     def cut(self, duration_s: float) -> None:
@@ -238,6 +239,10 @@ class SimulatedClient:
     async def revoke_lease(self, lease: int) -> None:
         await self._pass()
         self.etcd.revoke(lease)
+
+    async def alarms(self) -> Sequence[str]:
+        """Return no alarms."""
+        return ()
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""

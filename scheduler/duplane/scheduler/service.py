@@ -92,6 +92,7 @@ class Scheduler:
         self._registry = RegistryServicer(settings, self._store, state, self._watch)
         self._admin = AdminServicer(self._store, state, self._watch)
         self._availability = Availability(self._store, self._waiters, self._registry, self._watch)
+        self._store.watch_refusal(self._watch.set_store_refusal)
         self._store.subscribe(state.apply)
 
     async def start(self, tasks: asyncio.TaskGroup) -> str:

@@ -48,8 +48,13 @@ class _Watcher:
             return
         self.backlog.append(message)
         if len(self.backlog) > BACKLOG_LENGTH:
-            self.backlog.clear()
-            self.is_behind = True
+            self.start_again()
+        self.has_more.set()
+
+    def start_again(self) -> None:
+        """Let the next message be a snapshot."""
+        self.backlog.clear()
+        self.is_behind = True
         self.has_more.set()
 
 
@@ -62,6 +67,7 @@ class Watch:
         self._reports: dict[str, tuple[registry_pb2.Report, float]] = {}  # latest, by worker id
         self._watchers: set[_Watcher] = set()
         self._why_refused = ""
+        self.store_refusal = ""  # why the store refuses changes
         state.listeners.append(self._on_change)
         state.position_listeners.append(self._on_moved)
 
@@ -92,7 +98,8 @@ class Watch:
 
     async def snapshot(self) -> AsyncGenerator[admin_pb2.Snapshot]:
         """Yield the whole state in parts."""
-        part = admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
+        part = self._snapshot_part()
+        part.store_refusal = self.store_refusal
         count = 0
         for statuses, name in (
             (_described(sorted(self._state.workers), self.worker), "workers"),
@@ -102,12 +109,15 @@ class Watch:
             async for status in statuses:
                 if count == SNAPSHOT_LENGTH:
                     yield part
-                    part = admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
+                    part = self._snapshot_part()
                     count = 0
                 getattr(part, name).append(status)
                 count += 1
         part.has_more = False
         yield part
+
+    def _snapshot_part(self) -> admin_pb2.Snapshot:
+        return admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
 
     async def steps(self) -> AsyncGenerator[admin_pb2.WatchResponse]:
         """Yield a snapshot, then each change. Raises UNAVAILABLE when calls are refused."""
@@ -135,6 +145,12 @@ class Watch:
         self._why_refused = why
         for watcher in self._watchers if why else ():
             watcher.has_more.set()
+
+    def set_store_refusal(self, refusal: str) -> None:
+        """Publish why the store refuses changes; an empty text means that it accepts them."""
+        self.store_refusal = refusal
+        for watcher in self._watchers:
+            watcher.start_again()
 
     def require_accepted(self) -> None:
         """Raise UNAVAILABLE if calls are refused, because the state may be out of date."""

@@ -18,6 +18,7 @@ class Operator:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(channel)
         self.has_snapshot = False
+        self.store_refusal = ""
         self.failure: FabricError | None = None
         self.steps: list[admin_pb2.WatchResponse] = []
         self.workers: dict[str, admin_pb2.WorkerStatus] = {}
@@ -46,6 +47,7 @@ class Operator:
             case "snapshot":
                 assert not step.snapshot.has_more, "the fabrics of tests fit into one part"
                 self.has_snapshot = True
+                self.store_refusal = step.snapshot.store_refusal
                 self.workers = {one.worker.worker_id: one for one in step.snapshot.workers}
                 self.leases = {one.claims.lease_id: one for one in step.snapshot.leases}
                 self.tickets = {one.ticket_id: one for one in step.snapshot.tickets}

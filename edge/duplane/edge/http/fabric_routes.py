@@ -82,6 +82,8 @@ class FabricRoutes:
             workers = await list_workers(self._fabric)
         except FabricError:
             return _unready("no scheduler answers")
+        if workers.store_refusal:
+            return _unready(workers.store_refusal)
         if not any(map(is_serving, workers.workers)):
             return _unready("no worker serves")
         return json_answer({"status": "ready"})

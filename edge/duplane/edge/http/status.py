@@ -99,7 +99,7 @@ def fabric_status(
     states = [_worker_state(worker, leases.leases) for worker in workers.workers]
     counted = ("idle", "busy", "duplex", "loading", "error", "offline")
     return {
-        "gateway_healthy": True,
+        "gateway_healthy": not workers.store_refusal,
         "total_workers": len(states),
         **{f"{state}_workers": states.count(state) for state in counted},
         "queue_length": len(tickets.tickets),
@@ -109,6 +109,7 @@ def fabric_status(
         "free_slot_count": free_slots(workers.workers, leases.leases),
         "lease_count": len(leases.leases),
         "ticket_count": len(tickets.tickets),
+        "store_refusal": workers.store_refusal,
     }
 
 

@@ -79,12 +79,14 @@ class ListWorkersRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
-    __slots__ = ("workers", "next_page_token")
+    __slots__ = ("workers", "next_page_token", "store_refusal")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STORE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     next_page_token: str
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    store_refusal: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., store_refusal: _Optional[str] = ...) -> None: ...
 
 class ListLeasesRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -143,18 +145,20 @@ class WatchResponse(_message.Message):
     def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., worker: _Optional[_Union[WorkerStatus, _Mapping]] = ..., removed_worker_id: _Optional[str] = ..., lease: _Optional[_Union[LeaseStatus, _Mapping]] = ..., removed_lease_id: _Optional[str] = ..., ticket: _Optional[_Union[TicketStatus, _Mapping]] = ..., removed_ticket_id: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("workers", "leases", "tickets", "ticket_limit", "has_more")
+    __slots__ = ("workers", "leases", "tickets", "ticket_limit", "has_more", "store_refusal")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     TICKET_LIMIT_FIELD_NUMBER: _ClassVar[int]
     HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseStatus]
     tickets: _containers.RepeatedCompositeFieldContainer[TicketStatus]
     ticket_limit: int
     has_more: bool
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseStatus, _Mapping]]] = ..., tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ..., ticket_limit: _Optional[int] = ..., has_more: _Optional[bool] = ...) -> None: ...
+    store_refusal: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseStatus, _Mapping]]] = ..., tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ..., ticket_limit: _Optional[int] = ..., has_more: _Optional[bool] = ..., store_refusal: _Optional[str] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
     __slots__ = ("worker_id",)

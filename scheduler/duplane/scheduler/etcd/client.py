@@ -39,6 +39,10 @@ class NoAnswerError(Exception):
     """No member answered in time. The request may have been executed, or may be executed later."""
 
 
+class FullError(NoAnswerError):
+    """The database of etcd exceeds its quota. The request may have been executed nevertheless."""
+
+
 @dataclass(frozen=True)
 class _Method(Generic[Request, Response]):
     """A method of etcd that takes one request and returns one response."""
@@ -75,10 +79,13 @@ _TIME_TO_LIVE = _Method(
 _AUTHENTICATE = _Method(
     "/etcdserverpb.Auth/Authenticate", etcd_pb2.AuthenticateRequest, etcd_pb2.AuthenticateResponse
 )
+_STATUS = _Method(
+    "/etcdserverpb.Maintenance/Status", etcd_pb2.StatusRequest, etcd_pb2.StatusResponse
+)
 
 # If a call fails with one of these codes, etcd may have executed the request or not.
-# RESOURCE_EXHAUSTED means that etcd is full. It is in this list because etcd may accept the same
-# request later.
+# RESOURCE_EXHAUSTED means that etcd is full, or has too many requests. A member whose database
+# exceeds its quota with a request executes the request, and nevertheless reports this code.
 _AMBIGUOUS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -87,16 +94,26 @@ _AMBIGUOUS = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.CANCELLED,
 )
+# Codes with which etcd refuses all writes of a client until an operator has changed something.
+_LASTING = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.DATA_LOSS,
+)
 
 
 class EtcdClient:
-    """A client of one cluster. Raises `EtcdError` or `NoAnswerError`, never `AioRpcError`."""
+    """A client of one cluster. Raises `EtcdError` or `NoAnswerError`, never `AioRpcError`.
+
+    `has_refused` is set when etcd has refused a request for a reason that may last.
+    """
 
     def __init__(self, addresses: Sequence[str], credentials: Credentials | None = None) -> None:
         self._addresses = addresses
         self._credentials = credentials or Credentials()
         self._token = ""
         self._authenticating = asyncio.Lock()
+        self.has_refused = asyncio.Event()
         self._opened: list[Endpoints] = []
         self.endpoints = self.open_endpoints()
 
@@ -177,6 +194,11 @@ class EtcdClient:
         answer = await self._repeat(_TIME_TO_LIVE, request, self.endpoints.find(avoided))
         return answer.TTL
 
+    async def alarms(self) -> Sequence[str]:
+        """Return the cluster's alarms. While there is one, etcd refuses writes."""
+        status = await self._repeat(_STATUS, etcd_pb2.StatusRequest())
+        return [error.strip() for error in status.errors if "alarm:" in error]
+
     async def metadata(self) -> Metadata:
         """Return the metadata that authenticates a call."""
         if self._credentials.user and not self._token:
@@ -228,11 +250,15 @@ class EtcdClient:
                 request, timeout=CALL_TIMEOUT_S, metadata=metadata
             )
         except grpc.aio.AioRpcError as error:
+            message = error.details() or ""
+            if error.code() in _LASTING:
+                self.has_refused.set()
             if error.code() in _AMBIGUOUS:
                 self.endpoints.note_failure(endpoint)
-                raise NoAnswerError(f"{endpoint.address}: {error.details()}") from error
+                failure = FullError if "space exceeded" in message else NoAnswerError
+                raise failure(f"{endpoint.address}: {message}") from error
             self.endpoints.note_answer(endpoint)
-            raise EtcdError(error.code(), error.details() or "") from error
+            raise EtcdError(error.code(), message) from error
         self.endpoints.note_answer(endpoint)
         return response
 

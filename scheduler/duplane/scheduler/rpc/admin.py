@@ -46,7 +46,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListWorkersRequest, context: _Context
     ) -> admin_pb2.ListWorkersResponse:
         workers, token = await self._page(self._workers, request, context)
-        return admin_pb2.ListWorkersResponse(workers=workers, next_page_token=token)
+        return admin_pb2.ListWorkersResponse(
+            workers=workers, next_page_token=token, store_refusal=self._watch.store_refusal
+        )
 
     async def ListLeases(
         self, request: admin_pb2.ListLeasesRequest, context: _Context

@@ -171,6 +171,9 @@ class LeaseStore(ABC):
 
     - `give_back`, `drain` and `set_unreachable` when the contact is back;
     - `cancel` and `unregister` RETURN_S after that, so that callers and workers can return first.
+
+    While etcd refuses writes (`watch_refusal`), `register` and `enqueue` raise FabricError
+    UNAVAILABLE immediately, and every other operation waits.
     """
 
     @property
@@ -202,6 +205,13 @@ class LeaseStore(ABC):
 
         The contact counts as lost when the other schedulers may have ended the registrations and
         tickets of this scheduler. It is back when this scheduler has the facts of the store again.
+        """
+
+    @abstractmethod
+    def watch_refusal(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the reason when the store begins to refuse changes.
+
+        Call it with an empty text when the store accepts changes again.
         """
 
     @abstractmethod

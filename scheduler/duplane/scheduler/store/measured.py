@@ -60,8 +60,10 @@ class MeasuredStore(LeaseStore):
             "Times at which the scheduler lost the contact to its store.",
         ).of()
         self._has_contact = True
+        self._refusal = ""
         Observed(registry, self._observe)
         store.watch_contact(self._on_contact)
+        store.watch_refusal(self._on_refusal)
 
     @property
     def has_kept_queue(self) -> bool:
@@ -75,6 +77,9 @@ class MeasuredStore(LeaseStore):
 
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         self._store.watch_contact(listener)
+
+    def watch_refusal(self, listener: Callable[[str], None]) -> None:
+        self._store.watch_refusal(listener)
 
     def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
         self._store.share_keys(keys)
@@ -151,9 +156,18 @@ class MeasuredStore(LeaseStore):
         if is_lost:
             self._contact_losses.inc()
 
+    def _on_refusal(self, refusal: str) -> None:
+        self._refusal = refusal
+
     def _observe(self) -> Iterable[Metric]:
         yield gauge(
             "duplane_store_contact",
             "1 while the scheduler has contact to its store; without contact it refuses all calls.",
             float(self._has_contact),
+        )
+        yield gauge(
+            "duplane_store_writable",
+            "1 while the store accepts changes; else the scheduler grants no slot, and no worker "
+            "can register.",
+            float(not self._refusal),
         )

@@ -73,6 +73,9 @@ class MemoryStore(LeaseStore):
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         """Do nothing, because this store cannot be lost."""
 
+    def watch_refusal(self, listener: Callable[[str], None]) -> None:
+        """Do nothing, because this store refuses no changes."""
+
     def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
         self._keys = tuple(keys)
         for listener in self._key_listeners:

@@ -65,6 +65,7 @@ def merge(views: Sequence[SchedulerView]) -> admin_pb2.Snapshot:
         leases=leases.values(),
         tickets=[tickets[name] for name in sorted(tickets)],
         ticket_limit=max(view.snapshot.ticket_limit for view in views),
+        store_refusal=next(filter(None, (view.snapshot.store_refusal for view in views)), ""),
     )
 
 

@@ -48,7 +48,14 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
 
 def fabric_json(views: Sequence[SchedulerView]) -> dict[str, Any]:
     """Return the whole state as JSON, with the field names of the contract."""
-    schedulers = [{"address": view.address, "failure": view.failure} for view in views]
+    schedulers = [
+        {
+            "address": view.address,
+            "failure": view.failure,
+            "store_refusal": view.snapshot.store_refusal,
+        }
+        for view in views
+    ]
     state = MessageToDict(
         merge(views), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -66,7 +73,8 @@ def _bounded(
 def _scheduler(view: SchedulerView) -> Sequence[str]:
     seen = view.snapshot
     counts = (len(seen.workers), len(seen.leases), len(seen.tickets))
-    return (view.address, view.failure or "answers", *map(str, counts))
+    state = view.failure or seen.store_refusal or "answers"
+    return (view.address, state, *map(str, counts))
 
 
 def _worker(status: admin_pb2.WorkerStatus) -> Sequence[str]:

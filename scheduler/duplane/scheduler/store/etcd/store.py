@@ -36,6 +36,7 @@ from duplane.scheduler.store.etcd.mirror import Mirror
 from duplane.scheduler.store.etcd.postponed import Postponed
 from duplane.scheduler.store.etcd.session import Session, contact_limit_s
 from duplane.scheduler.store.etcd.transactions import Answer, Done, Step
+from duplane.scheduler.store.etcd.write_check import WriteCheck
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 
 _log = logging.getLogger(__name__)
@@ -62,9 +63,8 @@ class EtcdStore(LeaseStore):
     before a backup was restored. The base also rises when a scheduler notices that etcd went back
     to an older revision.
 
-    While etcd does not answer or refuses requests, `register` and `enqueue` fail after 5 s, or
-    immediately if `MAX_WAITING` operations wait. All other operations wait: at most one for each
-    ticket, grant and registration. When the contact is lost, no caller waits any longer.
+    `register` and `enqueue` wait at most 5 s, and not at all while etcd refuses writes or while
+    `MAX_WAITING` operations wait. Others wait, at most one for each ticket, grant and registration.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class EtcdStore(LeaseStore):
         self._postponed = Postponed(self._contact)
         self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
         self._commits = Commits(self._client, self._mirror, self._session)
+        self._write_check = WriteCheck(self._client, self.facts.keys.barrier)
         self._deadlines = ClaimDeadlines(self.facts.grant_of)
         self._has_new_deadline = asyncio.Event()
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
@@ -111,6 +112,9 @@ class EtcdStore(LeaseStore):
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         self._contact.listeners.append(listener)
 
+    def watch_refusal(self, listener: Callable[[str], None]) -> None:
+        self._write_check.listeners.append(listener)
+
     def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
         self._session.share_keys(keys)
 
@@ -125,6 +129,7 @@ class EtcdStore(LeaseStore):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._mirror.run())
                 tasks.create_task(self._session.run())
+                tasks.create_task(self._write_check.run())
                 tasks.create_task(self._expire())
                 tasks.create_task(self._contact.run(contact_limit_s(), self._until_current))
         finally:
@@ -299,6 +304,7 @@ class EtcdStore(LeaseStore):
 
     def _require_room(self) -> None:
         self._contact.require()
+        self._write_check.require()
         if self.waiting_count >= MAX_WAITING:
             raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
 
