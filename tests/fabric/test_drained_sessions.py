@@ -114,7 +114,7 @@ class Moves:
     async def until_begun(self, cause: str) -> None:
         async def has_begun() -> bool:
             lines = self._log[self._begin :]
-            return any("leaves worker" in line and f": {cause} " in line for line in lines)
+            return any(" leave" in line and f": {cause} " in line for line in lines)
 
         await until(has_begun, WAIT_S)
 

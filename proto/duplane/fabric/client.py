@@ -251,7 +251,9 @@ class FabricClient:
         """Acquire a lease and claim its slot; the slot is held during the body of the `with`.
 
         If a granted slot cannot be claimed, the lease is given back and the request returns to
-        its place in the queue, after a pause that doubles each time. Raises FabricError.
+        its place in the queue, after a pause that doubles each time. `on_granted` may raise
+        FabricError: then the lease is given back unclaimed, and the request ends. Raises
+        FabricError.
         """
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
@@ -266,10 +268,10 @@ class FabricClient:
             current.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(current, pass_on)
             current.ticket_id = granted.ticket_id
-            if on_granted:
-                on_granted(granted)
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
+                if on_granted:
+                    on_granted(granted)
                 try:
                     stream = await stack.enter_async_context(self.converse(granted, trace))
                 except FabricError as error:

@@ -76,6 +76,27 @@ async def test_sessions_use_another_worker_when_one_cannot_be_reached() -> None:
     assert sessions.claim_count == 4
 
 
+async def test_grant_that_its_caller_refuses_is_given_back_unclaimed() -> None:
+    sessions = Sessions()
+
+    def refuse(granted: lease_pb2.Granted) -> None:
+        raise FabricError(Reason.UNAVAILABLE, granted.worker_id)
+
+    async with (
+        served(sessions) as address,
+        SchedulerHarness.running() as harness,
+        FabricClient([harness.address]) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
+        operator = await harness.operator()
+        await harness.worker("sound", address=address)
+        with pytest.raises(FabricError, match="sound"):
+            async with client.session(audio_request(), on_granted=refuse):
+                pass
+        await operator.until(lambda seen: not seen.leases)
+    assert sessions.claim_count == 0
+
+
 async def test_session_waits_at_its_place_while_the_only_worker_cannot_be_reached() -> None:
     async with (
         SchedulerHarness.running() as harness,

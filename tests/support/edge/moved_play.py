@@ -247,6 +247,7 @@ class Play:
         granted = lease_pb2.Granted(worker_id=f"w{self.move.number}")
         if unit_s != 1.0:
             granted.model.unit_duration.CopyFrom(to_duration(unit_s))
+        self.moves.check_grant(self.move.slot, granted)
         self.tell(self.session.claimed(self.move.slot, granted, 0.0, self.now))
 
     def drain(self) -> None:

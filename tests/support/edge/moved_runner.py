@@ -47,6 +47,7 @@ class WorkerDouble:
         self.ends = ends
         self.granted = lease_pb2.Granted()
         self.claimed = session_pb2.Claimed()
+        self.is_claimed = False
         self.is_cancelled = False
         self.has_input_ended = False
         self.closes = True  # the worker answers the end of the session
@@ -137,8 +138,9 @@ class _GrantsInTurn:
         worker.granted = lease_pb2.Granted(
             worker_id=name, worker_address=name, ticket_id="t", lease_id=f"lease_{name}"
         )
-        on_granted(worker.granted)
         try:
+            on_granted(worker.granted)
+            worker.is_claimed = True
             yield worker
         finally:
             await self.may_release.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
+_WHY_STAYED = {
+    MoveOutcome.STAYED: "it has answered",
+    MoveOutcome.FAILED: "no other worker can be used",
+}
 _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
 
 
@@ -97,8 +102,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     async def _try_to_move(self, attempt: Acquire, first: lease_pb2.AcquireLeaseRequest) -> None:
         """Acquire a slot of another worker, rebuild the conversation there, and continue there."""
-        level = logging.WARNING if attempt.is_lost else logging.INFO
-        _log.log(level, "the session leaves worker %s: %s", self.worker, attempt.cause)
+        if attempt.is_lost:
+            _log.warning("the session leaves worker %s: %s", self.worker, attempt.cause)
+        else:
+            _log.info("the session prepares to leave worker %s: %s", self.worker, attempt.cause)
         if attempt.pause_s:
             due_s = self._clock.now().monotonic_s + attempt.pause_s
             await self._wait_until(due_s, was_lost=attempt.is_lost)
@@ -112,16 +119,13 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     async def _hold_slot(self, slot: Slot, request: lease_pb2.AcquireLeaseRequest) -> None:
         """Exchange messages with one worker, until the session ends or leaves the worker."""
         try:
+            on_granted = functools.partial(self._check_grant, slot)
             async with self._fabric.session(
-                request, self._on_queued, self._spans.context, self._on_granted
+                request, self._on_queued, self._spans.context, on_granted
             ) as stream:
                 now = self._clock.now()
                 open_s = to_seconds(stream.claimed.open_timeout)
-                try:
-                    events = self.session.claimed(slot, stream.granted, open_s, now)
-                except FabricError as error:  # the session does not wait until it is given back
-                    self._slot_failed(slot, error)
-                    return
+                events = self.session.claimed(slot, stream.granted, open_s, now)
                 self._slot_calls[slot].stream = stream
                 self._apply(events, now)
                 await self._converse(slot, stream)
@@ -195,6 +199,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._spans.end_move(is_moved=is_moved, is_error=end.outcome is MoveOutcome.FAILED)
         if is_moved:
             _log.info("the session continues at worker %s after %.2f s", self.worker, end.silent_s)
+        elif self.session.closed is None and self.session.moves.phase not in LOST_PHASES:
+            _log.info("the session stays at worker %s: %s", self.worker, _WHY_STAYED[end.outcome])
 
     # --- workers that hang ---
 
@@ -308,11 +314,18 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._apply(session.failed(error, now, slot), now)
         self._wake.set()
 
-    def _on_granted(self, granted: lease_pb2.Granted) -> None:
-        if self.session.moves.phase in MOVING:
+    def _check_grant(self, slot: Slot, granted: lease_pb2.Granted) -> None:
+        """Refuse a granted slot that the session cannot use. Raises FabricError."""
+        moves = self.session.moves
+        if moves.phase in MOVING:
             # A worker that does not answer must not delay the client for long.
             granted.claim_timeout.FromSeconds(_CLAIM_S)
-        super()._on_granted(granted)
+        try:
+            moves.check_grant(slot, granted)
+        except FabricError as error:  # the session does not wait until the slot is given back
+            self._slot_failed(slot, error)
+            raise
+        self._on_granted(granted)
 
     async def _stop_exchange(self, exchanging: asyncio.Task[None]) -> None:
         """Leave the queue immediately. The worker gets a bounded time to close an open stream."""

@@ -160,8 +160,7 @@ class DuplexSession(Session[DuplexDialect]):
     ) -> list[bytes]:
         """Record that a slot is claimed: the first one, or the one of the next worker.
 
-        The first worker waits `open_s` for settings; 0 means that its limit is unknown. Raises
-        FabricError if the slot cannot be used.
+        The first worker waits `open_s` for settings; 0 means that its limit is unknown.
         """
         if self.closed:
             return []

@@ -274,31 +274,35 @@ class Moves:
 
     # --- the next worker ---
 
-    def claimed(self, slot: Slot, granted: lease_pb2.Granted, now: Moment) -> None:
-        """Record that a slot is claimed.
+    def check_grant(self, slot: Slot, granted: lease_pb2.Granted) -> None:
+        """Check a granted slot before its claim, so that an unfit worker notices nothing.
 
-        If no worker has opened the conversation yet, this slot is now the present one.
-
-        Raises FabricError if it is a slot of the worker that the session wants to leave, or of a
-        worker with another model.
+        Raises FabricError if it is a slot of the worker that the session wants to leave and that
+        still answers, or of a worker with another model.
         """
         attempt = self.attempt
+        if slot is self.present or self.phase is MovePhase.LOST_EARLY:
+            return
+        if self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
+            raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
+        if granted.worker_id not in attempt.tried_worker_ids:
+            attempt.tried_worker_ids.append(granted.worker_id)
+        self._check_model(granted)
+
+    def claimed(self, slot: Slot, granted: lease_pb2.Granted, now: Moment) -> None:
+        """Record that a slot is claimed, after `check_grant`.
+
+        If no worker has opened the conversation yet, this slot is now the present one.
+        """
+        slot.granted = granted
         if slot is self.present:
             self._effects.append(Use(slot))
-        elif self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
-            raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
-        elif self.phase is MovePhase.LOST_EARLY:
-            self._fire(MoveEvent.CLAIMED)
+        elif self._fire(MoveEvent.CLAIMED) is MovePhase.LOST_EARLY:
             self.present = slot
             self._effects.append(Use(slot))
             self._record_end(MoveOutcome.MOVED, now)
         else:
-            if granted.worker_id not in attempt.tried_worker_ids:
-                attempt.tried_worker_ids.append(granted.worker_id)
-            self._check_model(granted)
-            self._fire(MoveEvent.CLAIMED)
             self._effects.append(RequestPermit(self._continuity.permits, slot))
-        slot.granted = granted
 
     def _check_model(self, granted: lease_pb2.Granted) -> None:
         """Raise FabricError if the models are known and differ.

@@ -185,7 +185,9 @@ class Machine:
     def claim_slot(self, slot: Slot) -> None:
         self.number += 1
         self.acquiring.discard(slot)
-        self.moves.claimed(slot, lease_pb2.Granted(worker_id=f"w{self.number}"), self.now)
+        granted = lease_pb2.Granted(worker_id=f"w{self.number}")
+        self.moves.check_grant(slot, granted)
+        self.moves.claimed(slot, granted, self.now)
         self.held.add(slot)
         self.execute()
 
@@ -197,7 +199,7 @@ class Machine:
         """Claim another slot of the worker to leave."""
         if self.moves.phase is MovePhase.ACQUIRING:
             with pytest.raises(FabricError):
-                self.moves.claimed(self.moves.attempt.slot, self.moves.present.granted, self.now)
+                self.moves.check_grant(self.moves.attempt.slot, self.moves.present.granted)
             self.fail_next()
 
     def permit(self) -> None:

@@ -42,7 +42,7 @@ def test_worker_whose_model_is_described_differently_is_not_used(
         play.drain()
     granted = lease_pb2.Granted(worker_id="w9", model=SHORT)
     with pytest.raises(FabricError, match="another model") as refusal:
-        play.session.claimed(play.move.slot, granted, 0.0, play.now)
+        play.moves.check_grant(play.move.slot, granted)
     play.lose_next(refusal.value)
     assert (play.move.count, "w9" in play.move.tried_worker_ids) == (2, True)
     assert play.session.closed is None
@@ -62,6 +62,7 @@ def test_model_that_an_older_scheduler_does_not_name_is_compared_when_it_opens(
     play.drain()
     next_model = None if present else MODEL
     granted = lease_pb2.Granted(worker_id="w9", model=next_model)
+    play.moves.check_grant(play.move.slot, granted)
     play.session.claimed(play.move.slot, granted, 0.0, play.now)
     assert play.move.slot.granted == granted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
@@ -104,7 +105,10 @@ async def test_worker_that_hangs_after_a_move_is_found_once() -> None:
         await play.say('{"type":"stop"}')
 
 
-async def test_prepared_slot_is_given_back_when_the_answer_comes() -> None:
+async def test_prepared_slot_is_given_back_when_the_answer_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     first, second = WorkerDouble(), WorkerDouble(rebuild=None)
     async with MovedRunner.running(first, second) as play:
         await begin_unit(play, first)
@@ -119,6 +123,7 @@ async def test_prepared_slot_is_given_back_when_the_answer_comes() -> None:
     assert not first.is_cancelled
     assert play.count("duplane_moves_total", cause="overdue", outcome="stayed") == 1
     assert play.runner.worker == "w0"
+    assert said(caplog)[-1] == "the session stays at worker w0: it has answered"
 
 
 async def test_call_to_a_worker_that_hangs_is_cancelled_when_the_next_one_is_ready() -> None:
@@ -146,7 +151,9 @@ async def test_client_that_leaves_gives_both_slots_back(silent: str) -> None:
     assert second.is_cancelled
 
 
-async def test_slot_of_the_same_worker_is_not_used() -> None:
+async def test_slot_of_the_same_worker_is_not_claimed(caplog: pytest.LogCaptureFixture) -> None:
+    """An overloaded worker gets no further work, and the log says that the session stays."""
+    caplog.set_level(logging.INFO)
     first, same = WorkerDouble(name="w"), WorkerDouble(name="w")
     async with MovedRunner.running(first, same) as play:
         await begin_unit(play, first)
@@ -156,10 +163,18 @@ async def test_slot_of_the_same_worker_is_not_used() -> None:
         first.answer("unit", 1)
         await play.until("result")
         await play.say('{"type":"stop"}')
-    assert same.ends == {}
+    assert not same.is_claimed
     assert play.runner.worker == "w"
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(same.until("open"), 0)
+    assert said(caplog) == [
+        "the session prepares to leave worker w: overdue",
+        "the session stays at worker w: no other worker can be used",
+    ]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of the log about moves."""
+    lines = (record.getMessage() for record in caplog.records)
+    return [line for line in lines if line.startswith("the session ")]
 
 
 async def test_next_worker_that_is_lost_is_reported_and_another_one_is_prepared() -> None:
