@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from pathlib import Path
 
@@ -65,12 +66,17 @@ def pcm_from_samples(samples: Samples) -> bytes:
 _INT16_SCALE = np.float32(32768)
 
 
-def int16_from_pcm(pcm: bytes) -> bytes | None:
-    """Return float32 bytes as int16 bytes; None if a sample is outside -1 to 1.
+MAX_EXPONENT = 20
+"""The largest exponent of `packed_from_pcm`: 2 to this power exceeds every accepted sample."""
 
-    The largest sample, 1.0, becomes the largest int16.
+
+def int16_from_pcm(pcm: bytes, exponent: int = 0) -> bytes | None:
+    """Return float32 bytes, divided by 2 to the power `exponent`, as int16 bytes.
+
+    Returns None if a quotient is outside -1 to 1. The largest quotient, 1.0, becomes the largest
+    int16.
     """
-    samples = np.frombuffer(pcm, "<f4") * _INT16_SCALE
+    samples = np.frombuffer(pcm, "<f4") * np.ldexp(_INT16_SCALE, -exponent)
     if not samples.size:
         return b""
     np.rint(samples, out=samples)
@@ -83,9 +89,25 @@ def int16_from_pcm(pcm: bytes) -> bytes | None:
     return samples.astype("<i2").tobytes()
 
 
-def pcm_from_int16(int16: bytes) -> bytes:
-    """Return int16 bytes as float32 bytes."""
-    return pcm_from_samples(np.frombuffer(int16, "<i2").astype(np.float32) / _INT16_SCALE)
+def packed_from_pcm(pcm: bytes) -> tuple[bytes, int] | None:
+    """Return float32 bytes as int16 bytes, and the exponent by which the samples were divided.
+
+    The exponent is 0 unless a sample is outside -1 to 1. Returns None if a sample is not accepted.
+    """
+    if (int16 := int16_from_pcm(pcm)) is not None:
+        return int16, 0
+    peak = float(np.maximum.reduce(np.abs(np.frombuffer(pcm, "<f4"))))
+    if not peak <= _MAX_AMPLITUDE:
+        return None
+    exponent = math.ceil(math.log2(peak))
+    int16 = int16_from_pcm(pcm, exponent)
+    return None if int16 is None else (int16, exponent)
+
+
+def pcm_from_int16(int16: bytes, exponent: int = 0) -> bytes:
+    """Return int16 bytes as float32 bytes, multiplied by 2 to the power `exponent`."""
+    scale = np.ldexp(_INT16_SCALE, -exponent)
+    return pcm_from_samples(np.frombuffer(int16, "<i2").astype(np.float32) / scale)
 
 
 # Files from clients may contain only plain PCM at the rates of microphones.

@@ -11,6 +11,7 @@ from support.worker.rebuild_messages import context, past, rebuild, rebuilt
 from support.worker.scripted_model import PROMPT_TOKENS, ScriptedModel
 from support.worker.worker_harness import pcm, running_worker, unit
 
+from duplane.fabric.audio import MAX_EXPONENT
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -194,10 +195,20 @@ async def test_past_audio_reaches_the_model_as_it_was() -> None:
         rig.model.rebuild = watched
         quiet = (-16384).to_bytes(2, "little", signed=True) * 16_000
         await client.write(
-            rebuild(past(0, audio_int16=quiet), past(1, audio_int16=b"", audio=pcm(1.5)))
+            rebuild(
+                past(0, audio_int16=quiet),
+                past(1, audio_int16=b"", audio=pcm(1.5)),
+                past(2, audio_int16=quiet, audio_exponent=2),
+            )
         )
         await rebuilt(client)
-    assert heard == [-0.5, 1.5]
+    assert heard == [-0.5, 1.5, -2.0]
+
+
+async def test_worker_says_that_it_reads_the_exponent_of_past_audio() -> None:
+    async with running_worker() as rig, rig.claimed() as client:
+        opened = await client.open(SEEDED)
+        assert opened.accepts_audio_exponent
 
 
 BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
@@ -212,6 +223,16 @@ BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
         rebuild(past(0), past(1, audio_int16=b"abc")),
         Reason.INVALID_FIELD,
         "rebuild.units[1].audio_int16",
+    ),
+    "too loud": (
+        rebuild(past(0, audio_exponent=MAX_EXPONENT + 1)),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].audio_exponent",
+    ),
+    "an exponent below 0": (
+        rebuild(past(0, audio_exponent=-1)),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].audio_exponent",
     ),
     "no sound": (
         rebuild(past(0, audio_int16=b"")),

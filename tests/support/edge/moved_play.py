@@ -38,8 +38,10 @@ PROMPT, PER_UNIT = 7, 12
 class Worker:
     """A worker's side of one call. It accepts units only in order, and drops none."""
 
-    def __init__(self, digest: str = "m") -> None:
+    def __init__(self, digest: str = "m", *, is_former: bool = False) -> None:
         self.digest = digest
+        self.is_former = is_former  # of the former release
+        self.past_units: list[session_pb2.PastUnit] = []
         self.heard: list[int] = []  # sequences of the units in the context
         self.inbox: deque[session_pb2.Unit] = deque()
         self.requests: list[str] = []
@@ -54,13 +56,18 @@ class Worker:
         match kind:
             case "open":
                 self.seed, self.may_rebuild = request.open.seed, True
-                opened = session_pb2.Opened(prompt_token_count=PROMPT, model_digest=self.digest)
+                opened = session_pb2.Opened(
+                    prompt_token_count=PROMPT,
+                    model_digest=self.digest,
+                    accepts_audio_exponent=not self.is_former,
+                )
                 return [session_pb2.ConverseResponse(opened=opened)]
             case "rebuild":
                 assert self.may_rebuild
                 self.may_rebuild = not request.rebuild.is_last
                 for past in request.rebuild.units:
                     self.hear(past.sequence)
+                    self.past_units.append(past)
                     assert past.context_token_count == self.context
                 rebuilt = session_pb2.Rebuilt()
                 return [session_pb2.ConverseResponse(rebuilt=rebuilt)]
@@ -240,9 +247,9 @@ class Play:
         self.next = None
         self.tell(self.session.failed(error, self.now, self.move.slot))
 
-    def claim(self, digest: str = "m", unit_s: float = 1.0) -> None:
+    def claim(self, digest: str = "m", unit_s: float = 1.0, *, is_former: bool = False) -> None:
         """Claim a slot of another worker, which may rebuild as soon as there is a permit."""
-        self.next = Worker(digest)
+        self.next = Worker(digest, is_former=is_former)
         self._next_slot = self.move.slot
         granted = lease_pb2.Granted(worker_id=f"w{self.move.number}")
         if unit_s != 1.0:

@@ -5,7 +5,7 @@ A journal exists only in memory, and is deleted when its session ends.
 
 from __future__ import annotations
 
-from duplane.fabric.audio import int16_from_pcm
+from duplane.fabric.audio import packed_from_pcm, pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
 
@@ -84,12 +84,13 @@ class Journal:
             frame_bytes = sum(map(len, unit.video_frames))
         if unit.HasField("max_slice_count"):
             past.max_slice_count = unit.max_slice_count
-        if (packed := int16_from_pcm(unit.audio)) is None:
-            past.audio = packed = unit.audio
+        if packed := packed_from_pcm(unit.audio):
+            past.audio_int16, past.audio_exponent = packed
         else:
-            past.audio_int16 = packed
+            past.audio = unit.audio
+        audio_bytes = len(past.audio_int16) + len(past.audio)
         self._units.append(past)
-        self._add(len(packed) + frame_bytes + len(past.rebuild_state) + _ENTRY_BYTES)
+        self._add(audio_bytes + frame_bytes + len(past.rebuild_state) + _ENTRY_BYTES)
 
     def _add(self, byte_count: int) -> None:
         """Count bytes. Give the journal up if a bound is exceeded."""
@@ -119,13 +120,28 @@ class Journal:
         """The number of past units."""
         return len(self._units)
 
-    def rebuild(self, begin: int) -> session_pb2.ConverseRequest:
-        """Return a message with as many past units, from number `begin` on, as fit into it."""
+    def rebuild(self, begin: int, *, accepts_exponent: bool = True) -> session_pb2.ConverseRequest:
+        """Return a message with as many past units, from number `begin` on, as fit into it.
+
+        Workers of older releases do not accept `audio_exponent`; they get samples above 1 as float.
+        """
         rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
         size = 0
         for past in self._units[begin : begin + MAX_REBUILD_UNIT_COUNT]:
+            if past.audio_exponent and not accepts_exponent:
+                past = _without_exponent(past)
             size += past.ByteSize()
             if rebuild.units and size > _MESSAGE_BYTES:
                 break
             rebuild.units.append(past)
         return session_pb2.ConverseRequest(rebuild=rebuild)
+
+
+def _without_exponent(past: session_pb2.PastUnit) -> session_pb2.PastUnit:
+    """Return a past unit with the same sound as float32."""
+    plain = session_pb2.PastUnit()
+    plain.CopyFrom(past)
+    plain.audio = pcm_from_int16(past.audio_int16, past.audio_exponent)
+    plain.ClearField("audio_int16")
+    plain.ClearField("audio_exponent")
+    return plain

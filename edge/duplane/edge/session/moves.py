@@ -344,7 +344,9 @@ class Moves:
         next worker has rebuilt these, no worker gets a unit.
         """
         attempt = self.attempt
-        request = self.journal.rebuild(attempt.sent_count)
+        request = self.journal.rebuild(
+            attempt.sent_count, accepts_exponent=attempt.slot.accepts_audio_exponent
+        )
         count = len(request.rebuild.units)
         is_last = attempt.sent_count + count == self.journal.unit_count
         is_drain = attempt.cause is MoveCause.DRAIN
@@ -375,6 +377,7 @@ class Moves:
         is_same = opened.model_digest == first.model_digest
         if not (is_same and opened.prompt_token_count == first.prompt_token_count):
             return False
+        self.attempt.slot.accepts_audio_exponent = opened.accepts_audio_exponent
         if self.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
             self._fire(MoveEvent.NEXT_OPENED)
         return True

@@ -14,3 +14,4 @@ class Slot:
     granted: lease_pb2.Granted = field(default_factory=lease_pb2.Granted)  # empty until the claim
     owed_s: float | None = None  # monotonic: since when the worker owes an answer
     is_draining: bool = False  # the worker has announced that it ends its sessions
+    accepts_audio_exponent: bool = False  # as the worker has said in `opened`

@@ -190,16 +190,18 @@ class DuplexConfig(_message.Message):
     def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest")
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
     context_token_limit: int
     ignored_fields: _containers.RepeatedScalarFieldContainer[str]
     model_digest: str
-    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    accepts_audio_exponent: bool
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ...) -> None: ...
 
 class Rebuild(_message.Message):
     __slots__ = ("units", "is_last", "model_digest")
@@ -212,7 +214,7 @@ class Rebuild(_message.Message):
     def __init__(self, units: _Optional[_Iterable[_Union[PastUnit, _Mapping]]] = ..., is_last: _Optional[bool] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class PastUnit(_message.Message):
-    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count", "rebuild_state")
+    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count", "rebuild_state", "audio_exponent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,7 @@ class PastUnit(_message.Message):
     STATE_CHANGE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     REBUILD_STATE_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio_int16: bytes
     audio: bytes
@@ -231,7 +234,8 @@ class PastUnit(_message.Message):
     state_change: StateChange
     context_token_count: int
     rebuild_state: bytes
-    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ..., rebuild_state: _Optional[bytes] = ...) -> None: ...
+    audio_exponent: int
+    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ..., rebuild_state: _Optional[bytes] = ..., audio_exponent: _Optional[int] = ...) -> None: ...
 
 class StateChange(_message.Message):
     __slots__ = ("speech_token_ids", "chosen_token_ids", "draw_count", "interrupted_turn")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from duplane.edge.session.journal import Journal, JournalSpace
+from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
 
@@ -88,8 +89,46 @@ def test_failed_unit_is_left_out() -> None:
     assert [past.sequence for past in past_units(kept)] == [1]
 
 
-@pytest.mark.parametrize("value", [1.001, -1.001, 1e5, float("nan"), float("inf")])
-def test_samples_beyond_full_scale_are_kept_as_they_are(value: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "exponent"), [(1.0, 0), (1.001, 1), (-1.2, 1), (2.0, 1), (-30_000.0, 15), (1e6, 20)]
+)
+def test_sound_needs_the_same_space_at_every_amplitude(value: float, exponent: int) -> None:
+    quiet, loud = journal(), journal()
+    audio = pcm(*[0.001 * value] * 999, value)
+    quiet.append(request(0, audio=pcm(*[0.001] * 1_000)), delta(0))
+    loud.append(request(0, audio=audio), delta(0))
+    assert loud.byte_count == quiet.byte_count
+    (past,) = past_units(loud)
+    assert (past.audio, past.audio_exponent) == (b"", exponent)
+    kept = np.frombuffer(pcm_from_int16(past.audio_int16, past.audio_exponent), "<f4")
+    assert np.abs(kept - np.frombuffer(audio, "<f4")).max() <= 2.0**exponent / 32_768
+
+
+def test_worker_of_the_former_release_gets_the_same_loud_sound_as_float() -> None:
+    kept = journal()
+    kept.append(request(0, audio=pcm(0.5)), delta(0))
+    kept.append(request(1, audio=pcm(0.25, -1.5)), delta(1))
+    packed = kept.rebuild(0).rebuild.units
+    plain = kept.rebuild(0, accepts_exponent=False).rebuild.units
+    assert plain[0] == packed[0]
+    assert (plain[1].audio_int16, plain[1].audio_exponent) == (b"", 0)
+    assert plain[1].audio == pcm(0.25, -1.5)
+    assert plain[1].audio == pcm_from_int16(packed[1].audio_int16, packed[1].audio_exponent)
+    assert plain[1].token_ids == packed[1].token_ids
+    assert kept.rebuild(0).rebuild.units == packed  # the journal itself is unchanged
+
+
+def test_message_of_loud_units_is_bounded_for_each_worker() -> None:
+    kept = journal()
+    for sequence in range(300):
+        kept.append(request(sequence, audio=pcm(*[1.5] * 16_000)), delta(sequence))
+    for accepts_exponent in (True, False):
+        message = kept.rebuild(0, accepts_exponent=accepts_exponent)
+        assert message.ByteSize() <= 8 * MIB
+
+
+@pytest.mark.parametrize("value", [1.1e6, float("nan"), float("inf")])
+def test_samples_that_no_worker_accepts_are_kept_as_they_are(value: float) -> None:
     kept = journal()
     kept.append(request(0, audio=pcm(0.0, value)), delta(0))
     (past,) = past_units(kept)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from support.edge.moved_play import APPEND, LIMITS, SHORT, Play
 
 from duplane.edge.routing import Route
 from duplane.edge.session.move_table import MoveCause
+from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -41,6 +44,26 @@ def test_conversation_goes_on_at_another_worker(play: Play) -> None:
     assert play.worker.seed == first.seed == 77
     assert play.kinds() == ["result"] * 4
     assert [event["kv_cache_length"] for event in play.events] == [19, 31, 43, 55]
+
+
+def test_each_worker_gets_loud_sound_in_a_form_that_it_reads(play: Play) -> None:
+    loud = (np.linspace(-1.5, 1.5, 16_000).astype("<f4")).tobytes()
+    audio = base64.b64encode(loud).decode()
+    play.say(f'{{"type":"audio_chunk","audio_base64":"{audio}"}}')
+    play.settle()
+    heard: list[bytes] = []
+    for is_former in (True, False, True):
+        play.lose()
+        play.claim(is_former=is_former)
+        play.settle()
+        assert play.worker
+        (past,) = play.worker.past_units
+        if is_former:
+            assert (past.audio_int16, past.audio_exponent) == (b"", 0)
+        sound = past.audio or pcm_from_int16(past.audio_int16, past.audio_exponent)
+        heard.append(sound)
+        assert np.abs(np.frombuffer(sound, "<f4") - np.frombuffer(loud, "<f4")).max() < 1e-4
+    assert heard == [heard[0]] * 3
 
 
 def test_seed_of_the_client_is_kept() -> None:

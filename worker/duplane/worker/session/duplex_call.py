@@ -266,6 +266,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             context_token_limit=self._token_limit,
             ignored_fields=sorted(ignored),
             model_digest=self._engine.constants.digest,
+            accepts_audio_exponent=True,
         )
         self._send(session_pb2.ConverseResponse(opened=message))
 

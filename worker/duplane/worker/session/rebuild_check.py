@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from duplane.fabric.audio import pcm_from_int16
+from duplane.fabric.audio import MAX_EXPONENT, pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
@@ -112,7 +112,9 @@ def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Un
             raise invalid(f"{path}.audio", "and audio_int16 are both set")
         if len(past.audio_int16) % 2:
             raise invalid(f"{path}.audio_int16", "is not a whole number of samples")
-        name, audio = "audio_int16", pcm_from_int16(past.audio_int16)
+        if not 0 <= past.audio_exponent <= MAX_EXPONENT:
+            raise invalid(f"{path}.audio_exponent", f"must be 0 to {MAX_EXPONENT}")
+        name, audio = "audio_int16", pcm_from_int16(past.audio_int16, past.audio_exponent)
     unit = session_pb2.Unit(sequence=past.sequence, audio=audio, video_frames=past.video_frames)
     if past.HasField("max_slice_count"):
         unit.max_slice_count = past.max_slice_count
