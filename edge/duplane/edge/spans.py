@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from duplane.edge.clock import Clock
+from duplane.edge.session.effects import EndMove
+from duplane.edge.session.move_table import MoveOutcome
 from duplane.edge.session.receipt import Receipt
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
@@ -31,6 +34,7 @@ class _Unit:
     receipt: Receipt
     taken_ns: int
     sent_ns: int = 0
+    sent_again_ns: int = 0  # to the next worker
     answered_ns: int = 0
     rendered_ns: int = 0
     outcome: str = spans.UNANSWERED
@@ -46,11 +50,20 @@ class _Unit:
             (spans.PARSE, self.receipt.read_ns),
             (spans.QUEUE, self.receipt.parsed_ns),
             (spans.SEND, self.taken_ns),
-            (spans.WORKER, self.sent_ns),
+            (spans.MOVE, self.sent_ns if self.sent_again_ns else 0),
+            (spans.WORKER, self.sent_again_ns or self.sent_ns),
             (spans.RENDER, self.answered_ns),
             (spans.WRITE, self.rendered_ns),
         ]
         return [stage for stage in begun if stage[1]]
+
+
+class _Move(NamedTuple):
+    """A move while which units waited, in wall-clock nanoseconds, and its attributes."""
+
+    begin_ns: int
+    end_ns: int
+    attributes: dict[str, AttributeValue]
 
 
 class SessionSpans:
@@ -77,6 +90,7 @@ class SessionSpans:
         self._step: Span | None = None  # the queue, claim, opening or close that runs now
         self._step_name = ""
         self._move: Span | None = None
+        self._last_move: _Move | None = None
         self._units: dict[int, _Unit] = {}  # unanswered units, by sequence
         self._unwritten: dict[int, _Unit] = {}  # answered units whose events are not written yet
         self.context: trace_pb2.TraceContext | None = spans.inject(self._session)
@@ -147,14 +161,24 @@ class SessionSpans:
             spans.EDGE_MOVE, parent=self.context, attributes=attributes
         )
 
-    def end_move(self, *, is_moved: bool, is_error: bool) -> None:
+    def end_move(self, end: EndMove) -> None:
         """End the span of an attempt to move. An attempt that was not needed is no error."""
         if self._move is None:
             return
-        if is_moved:
+        attributes: dict[str, AttributeValue] = {
+            spans.MOVE_CAUSE: end.cause,
+            spans.MOVE_FROM: end.from_worker_id,
+            spans.MOVE_TO: end.to_worker_id,
+            spans.MOVE_SILENT_MS: end.silent_s * 1e3,
+            spans.MOVE_REBUILD_MS: end.rebuild_s * 1e3,
+        }
+        if end.outcome is MoveOutcome.MOVED:
             self._use_lease(self._next_lease_id)
-        if is_error:
+            now_ns = self._clock.now().wall_ns
+            self._last_move = _Move(now_ns - int(end.silent_s * 1e9), now_ns, attributes)
+        if end.outcome is MoveOutcome.FAILED:
             self._move.set_status(StatusCode.ERROR)
+        self._move.set_attributes({**attributes, spans.MOVE_OUTCOME: end.outcome})
         self._move.end()
         self._move = None
 
@@ -217,9 +241,13 @@ class SessionSpans:
             del self._units[next(iter(self._units))]
 
     def sent(self, sequence: int) -> None:
-        """Record that a unit was written to the stream to the worker."""
+        """Record that a unit was written to the stream to the worker, or to the next worker."""
         if unit := self._units.get(sequence):
-            unit.sent_ns = self._clock.now().wall_ns
+            now_ns = self._clock.now().wall_ns
+            if unit.sent_ns:
+                unit.sent_again_ns = now_ns
+            else:
+                unit.sent_ns = now_ns
 
     def answered(
         self, answer: session_pb2.Delta | session_pb2.Failed, answered_ns: int
@@ -270,6 +298,9 @@ class SessionSpans:
             attributes[spans.UNIT_SEQUENCE] = unit.sequence
         if is_late:
             attributes[spans.UNIT_IS_LATE] = True
+            move = self._last_move
+            if move and unit.receipt.received_ns < move.end_ns and move.begin_ns < end_ns:
+                attributes.update(move.attributes)
         if unit.dropped_count:
             attributes[spans.UNIT_DROPPED_COUNT] = unit.dropped_count
         if unit.stage_times is not None:

@@ -196,7 +196,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     def _end_move(self, end: EndMove) -> None:
         is_moved = end.outcome is MoveOutcome.MOVED
         self._metrics.moved(end.cause, end.outcome, end.silent_s)
-        self._spans.end_move(is_moved=is_moved, is_error=end.outcome is MoveOutcome.FAILED)
+        self._spans.end_move(end)
         if is_moved:
             _log.info("the session continues at worker %s after %.2f s", self.worker, end.silent_s)
         elif self.session.closed is None and self.session.moves.phase not in LOST_PHASES:

@@ -64,11 +64,18 @@ class ReportUnreachable(NamedTuple):
 
 
 class EndMove(NamedTuple):
-    """Record the end of an attempt to move. No worker got units for `silent_s`."""
+    """Record the end of an attempt to move. No worker got units for `silent_s`.
+
+    The ids of the workers are empty if they are not known. The rebuild lasts from the settings
+    until the next worker has rebuilt the last past units, or until the attempt fails.
+    """
 
     cause: MoveCause
     outcome: MoveOutcome
     silent_s: float
+    rebuild_s: float = 0.0
+    from_worker_id: str = ""
+    to_worker_id: str = ""
 
 
 class RecordFailed(NamedTuple):

@@ -86,9 +86,11 @@ class Attempt:
     number: int = 0  # attempts of the session so far, from 1; 0 before the first one
     count: int = 0  # attempts since the session wants to leave its worker, from 1
     cause: MoveCause = MoveCause.WORKER_LOST
+    from_worker_id: str = ""
     slot: Slot = field(default_factory=Slot)
     tried_worker_ids: list[str] = field(default_factory=list[str])
     silent_since: Moment | None = None  # since when units wait; None while a worker gets them
+    rebuilds_since: Moment | None = None  # since when the next worker has the settings
     sent_count: int = 0  # past units that were sent
     catch_up_count: int = 0
 
@@ -328,6 +330,7 @@ class Moves:
             match self.phase:
                 case MovePhase.STARTING | MovePhase.LOST_STARTING:
                     request = session_pb2.ConverseRequest(open=self.journal.opening)
+                    self.attempt.rebuilds_since = now
                 case MovePhase.CATCHING_UP | MovePhase.HOLDING | MovePhase.LOST_CATCHING_UP:
                     request = self._take_past_units(now)
                 case _:
@@ -450,7 +453,7 @@ class Moves:
 
     def _begin(self, cause: MoveCause, former: Attempt | None = None) -> None:
         """Acquire a slot of another worker. `former` is the attempt that has failed just now."""
-        attempt = Attempt(self.attempt.number + 1, 1, cause)
+        attempt = Attempt(self.attempt.number + 1, 1, cause, self.present.granted.worker_id)
         if former:
             attempt.count = former.count + 1
             attempt.tried_worker_ids = former.tried_worker_ids
@@ -498,6 +501,18 @@ class Moves:
             self.queue.is_catching_up = True
 
     def _record_end(self, outcome: MoveOutcome, now: Moment) -> None:
-        since = self.attempt.silent_since
-        silent_s = now.monotonic_s - since.monotonic_s if since else 0.0
-        self._effects.append(EndMove(self.attempt.cause, outcome, silent_s))
+        attempt = self.attempt
+        self._effects.append(
+            EndMove(
+                attempt.cause,
+                outcome,
+                _seconds_since(attempt.silent_since, now),
+                _seconds_since(attempt.rebuilds_since, now),
+                attempt.from_worker_id,
+                attempt.slot.granted.worker_id,
+            )
+        )
+
+
+def _seconds_since(begin: Moment | None, now: Moment) -> float:
+    return now.monotonic_s - begin.monotonic_s if begin else 0.0

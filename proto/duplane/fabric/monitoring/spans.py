@@ -64,6 +64,9 @@ WORKER = "worker"  # the network and the worker
 RENDER = "render"
 WRITE = "write"  # the client's connection takes the events
 EDGE_STAGES = (READ, PARSE, QUEUE, SEND, WORKER, RENDER, WRITE)
+# Between SEND and WORKER, if the session has moved: from the write to the worker that it has left
+# to the write to the next worker.
+MOVE = "move"
 
 # Stages of `worker.unit`, in their order. From vision to vocoder, a stage has the time of the whole
 # batch.
@@ -88,6 +91,11 @@ UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 MOVE_CAUSE = "duplane.move.cause"
 MOVE_NUMBER = "duplane.move.number"
+MOVE_OUTCOME = "duplane.move.outcome"  # moved, failed or stayed
+MOVE_FROM = "duplane.move.from"  # id of the worker that the session has left
+MOVE_TO = "duplane.move.to"  # id of the worker at which it continues
+MOVE_SILENT_MS = "duplane.move.silent_ms"  # time in which no worker got units
+MOVE_REBUILD_MS = "duplane.move.rebuild_ms"  # from the settings to the last past unit
 BATCH_SIZE = "duplane.batch.size"
 CHAT_FINISH = "duplane.chat.finish"
 CHAT_SEQUENCE = "duplane.chat.sequence"

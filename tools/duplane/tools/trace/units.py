@@ -102,6 +102,11 @@ class Unit:
         return bool(self._attribute(spans.UNIT_IS_LATE, False))
 
     @property
+    def move(self) -> str:
+        """The move for which a late unit has waited, for people; empty if there was none."""
+        return _move_of(self.edge.attributes) if self.edge else ""
+
+    @property
     def batch_size(self) -> int:
         """The number of units in the batch; 0 if unknown."""
         return int(self._attribute(spans.BATCH_SIZE, 0))
@@ -173,12 +178,25 @@ def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
 _TIMED = tuple(name for name in spans.WORKER_STAGES if name != spans.SETTLE)  # it is another unit's
 
 
+def _move_of(attributes: Mapping[str, Any]) -> str:
+    """Return a move as "from w0 to w1 (worker_lost), rebuilt in 380.0 ms"; empty without a move."""
+    if spans.MOVE_FROM not in attributes:
+        return ""
+    cause, to = attributes.get(spans.MOVE_CAUSE), attributes.get(spans.MOVE_TO) or "no worker"
+    workers = f"from {attributes[spans.MOVE_FROM]} to {to} ({cause})"
+    outcome = attributes.get(spans.MOVE_OUTCOME)  # only the span of the attempt has it
+    if outcome in ("stayed", "failed"):
+        return f"{workers}: {outcome}"
+    return f"{workers}, rebuilt in {attributes.get(spans.MOVE_REBUILD_MS, 0.0):.1f} ms"
+
+
 class Step(NamedTuple):
-    """One span of a session."""
+    """One span of a session. `note` describes a move."""
 
     name: str
     begin_ns: int
     end_ns: int
+    note: str = ""
 
 
 @dataclass(slots=True)
@@ -205,8 +223,8 @@ class Collected:
             unit = self.units.setdefault(span.trace_id, Unit(span.trace_id.hex()))
             if span.name == spans.EDGE_UNIT:
                 unit.edge = _half(span)
-            else:
-                unit.worker = _half(span)
+            elif unit.worker is None or span.start_time_unix_nano >= unit.worker.begin_ns:
+                unit.worker = _half(span)  # of two workers that had the unit, the later one
             self.dropped_unit_count += _shorten(self.units, self.limit)
         elif span.name == spans.WORKER_BATCH:
             settle = (event for event in span.events if event.name == spans.SETTLE)
@@ -215,8 +233,10 @@ class Collected:
                 self.settle_ms[span.span_id] = lasted_ns / 1e6
             _shorten(self.settle_ms, self.limit)
         elif span.name in _STEPS:
-            step = Step(span.name, span.start_time_unix_nano, span.end_time_unix_nano)
-            session_id = str(_attributes(span.attributes).get(spans.SESSION_ID, ""))
+            attributes = _attributes(span.attributes)
+            times = span.start_time_unix_nano, span.end_time_unix_nano
+            step = Step(span.name, *times, _move_of(attributes))
+            session_id = str(attributes.get(spans.SESSION_ID, ""))
             self.steps.setdefault(session_id, deque(maxlen=_MAX_STEPS)).append(step)
             _shorten(self.steps, self.limit)
 

@@ -14,6 +14,7 @@ _MEANINGS = {
     ("edge", spans.PARSE): "the edge parsed the message",
     ("edge", spans.QUEUE): "the unit waited for the stream to the worker",
     ("edge", spans.SEND): "the stream accepted the unit",
+    ("edge", spans.MOVE): "the session moved to another worker",
     ("edge", spans.RENDER): "the edge rendered the events",
     ("edge", spans.WRITE): "the client's connection accepted the events",
     (NETWORK, "there"): "the network carried the unit to the worker",
@@ -26,6 +27,8 @@ _MEANINGS = {
     ("worker", "unknown"): "the worker has sent no stages of the unit",
     ("worker", spans.DELIVER): "the worker's event loop passed on the delta",
 }
+# Stages in which a unit waits for a move.
+_MOVING = frozenset((("edge", spans.QUEUE), ("edge", spans.SEND), ("edge", spans.MOVE)))
 Usual = Mapping[tuple[str, str, str], float]
 """Usual milliseconds of each stage, by outcome of the unit, place and name of the stage."""
 
@@ -56,7 +59,9 @@ def verdict(unit: Unit, usual: Usual) -> str:
         where = "no stage is known"
     else:
         key = (unit.outcome, stage.place, stage.name)
-        meaning = _MEANINGS.get((stage.place, stage.name))
+        meaning = _MEANINGS.get(key[1:])
+        if unit.move and key[1:] in _MOVING:
+            meaning = f"the session moved {unit.move}"
         where = f"{stage.place} {stage.name} {stage.lasted_ms:.1f} ms"
         where += f" (usually {usual[key]:.1f} ms)" if key in usual else ""
         where += f": {meaning}" if meaning else ""

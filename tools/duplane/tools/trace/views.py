@@ -13,7 +13,7 @@ from duplane.tools.trace.verdict import Usual, usual_times, verdict
 
 _BAR_WIDTH = 40
 _ORDER = (
-    *(("edge", name) for name in (spans.READ, spans.PARSE, spans.QUEUE, spans.SEND)),
+    *(("edge", name) for name in (spans.READ, spans.PARSE, spans.QUEUE, spans.SEND, spans.MOVE)),
     (NETWORK, "there"),
     *(("worker", name) for name in spans.WORKER_STAGES),
     (NETWORK, "back"),
@@ -132,5 +132,7 @@ def session_steps(collected: Collected, session_id: str) -> str:
         since_ms = (step.begin_ns - begin_ns) / 1e6
         lasted_ms = (step.end_ns - step.begin_ns) / 1e6
         bar = _bar(since_ms / whole_ms, lasted_ms / whole_ms)
-        lines.append(f"{step.name:<16} {since_ms:9.2f} {lasted_ms:9.2f} ms  |{bar}|")
+        lines.append(
+            f"{step.name:<16} {since_ms:9.2f} {lasted_ms:9.2f} ms  |{bar}|  {step.note}".rstrip()
+        )
     return "\n".join((*lines, "", ""))
