@@ -259,3 +259,19 @@ async def test_request_says_how_long_it_still_avoids_a_worker() -> None:
     assert [list(one.avoided_worker_ids) for one in noting.requests] == [["lost"], ["lost"]]
     first_s, second_s = (to_seconds(one.avoided_duration) for one in noting.requests)
     assert 0 < second_s < first_s <= 15
+
+
+async def test_request_names_the_registrations_that_it_avoids() -> None:
+    noting = Noting()
+    lost = lease_pb2.Granted(lease_id="lease", worker_id="lost", worker_epoch=7)
+    own = wanted("request")
+    own.avoided_worker_ids.append("left")
+    own.avoided_worker_epochs.append(5)
+    async with client_of(noting) as client:
+        client.report_unreachable(lost)
+        await client.acquire(own)
+    named = [
+        dict(zip(one.avoided_worker_ids, one.avoided_worker_epochs, strict=True))
+        for one in noting.requests
+    ]
+    assert named == [{"left": 5, "lost": 7}, {"left": 5, "lost": 7}]

@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc.aio
 from cachetools import TTLCache
@@ -58,6 +58,13 @@ _MAX_UNREPORTED = 1024  # leases on unreachable workers that are not given back 
 _MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
 
 
+class _Avoided(NamedTuple):
+    """Until when a worker is avoided (monotonic), unless it registers again before."""
+
+    until_s: float
+    epoch: int  # of the registration that is avoided; 0 means any
+
+
 class FabricClient:
     """Calls the schedulers, and the workers whose slots the schedulers grant to this client.
 
@@ -74,8 +81,8 @@ class FabricClient:
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
-        # Worker id -> the time until which the worker is avoided, because it was not reachable.
-        self._avoided = TTLCache[str, float, float](_MAX_AVOIDED, _AVOID_S)
+        # The workers, by id, that are avoided because they were not reachable.
+        self._avoided = TTLCache[str, _Avoided, float](_MAX_AVOIDED, _AVOID_S)
         # Lease id -> the id of its worker, for leases whose worker could not be reached.
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
@@ -128,12 +135,21 @@ class FabricClient:
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
         on_queued = on_queued and _never_growing(on_queued)
-        own_avoided = dict.fromkeys(request.avoided_worker_ids, time.monotonic() + _AVOID_S)
+        until_s = time.monotonic() + _AVOID_S
+        epochs = itertools.chain(request.avoided_worker_epochs, itertools.repeat(0))
+        own_avoided = {
+            worker_id: _Avoided(until_s, epoch)
+            for worker_id, epoch in zip(request.avoided_worker_ids, epochs, strict=False)
+        }
         for attempt in itertools.count(1):
             # During the iteration of `items`, no entry expires. In `**self._avoided`, one could.
             avoided = {**own_avoided, **dict(self._avoided.items())}
-            left_s = max(avoided.values(), default=0.0) - time.monotonic()
+            ends_s = (one.until_s for one in avoided.values())
+            left_s = max(ends_s, default=0.0) - time.monotonic()
             current.avoided_worker_ids[:] = list(avoided)[:_MAX_AVOIDED]
+            current.avoided_worker_epochs[:] = [one.epoch for one in avoided.values()][
+                :_MAX_AVOIDED
+            ]
             current.avoided_duration.CopyFrom(to_duration(left_s))
             used = self._preferred
             try:
@@ -335,7 +351,8 @@ class FabricClient:
     def report_unreachable(self, granted: lease_pb2.Granted) -> None:
         """Record that a worker is lost: `acquire` then avoids it, and `release` reports it."""
         if granted.worker_id:
-            self._avoided[granted.worker_id] = time.monotonic() + _AVOID_S
+            until_s = time.monotonic() + _AVOID_S
+            self._avoided[granted.worker_id] = _Avoided(until_s, granted.worker_epoch)
             self._unreachable[granted.lease_id] = granted.worker_id
 
 

@@ -157,6 +157,22 @@ async def test_caller_is_granted_a_worker_that_it_avoids_only_without_another() 
         await one.vanish()
 
 
+async def test_caller_gets_a_worker_that_it_avoids_after_this_worker_was_restarted() -> None:
+    async with SchedulerHarness.running() as harness:
+        busy = await harness.worker("busy")
+        await busy.claim(await (await harness.caller()).granted())
+        one = await harness.worker("one")
+        lost = await (await harness.caller()).granted()
+        assert lost.worker_id == "one"
+        avoiding = await harness.caller(
+            avoided_worker_ids=["one"], avoided_worker_epochs=[lost.worker_epoch]
+        )
+        await avoiding.stands(1)
+        await one.vanish()
+        await harness.worker("one")
+        assert (await avoiding.granted()).worker_id == "one"
+
+
 @pytest.mark.timing
 async def test_caller_waits_only_a_limited_time_for_another_worker_than_the_one_it_avoids() -> None:
     """When `avoided_duration` is over, the caller gets the worker without any other event."""

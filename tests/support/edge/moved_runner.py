@@ -136,7 +136,11 @@ class _GrantsInTurn:
         worker = self._workers[number]
         name = worker.name or f"w{number}"
         worker.granted = lease_pb2.Granted(
-            worker_id=name, worker_address=name, ticket_id="t", lease_id=f"lease_{name}"
+            worker_id=name,
+            worker_address=name,
+            worker_epoch=100 + number,
+            ticket_id="t",
+            lease_id=f"lease_{name}",
         )
         try:
             on_granted(worker.granted)

@@ -113,7 +113,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request.CopyFrom(first)
         request.request_id += f"/move{attempt.number}"
         request.ticket_id = attempt.ticket_id
-        request.avoided_worker_ids.extend(attempt.avoided_worker_ids)
+        request.avoided_worker_ids.extend(attempt.avoided_workers)
+        request.avoided_worker_epochs.extend(attempt.avoided_workers.values())
         await self._hold_slot(attempt.slot, request)
 
     async def _hold_slot(self, slot: Slot, request: lease_pb2.AcquireLeaseRequest) -> None:

@@ -5,7 +5,7 @@ A session appends its effects to `Session.effects`; the runner executes them in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from duplane.edge.session.continuity import RebuildPermits
@@ -16,7 +16,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
 class Acquire(NamedTuple):
-    """Begin an attempt to move: acquire `slot` at a worker that is not in `avoided_worker_ids`.
+    """Begin an attempt to move: acquire `slot` at a worker that is not in `avoided_workers`.
 
     Wait `pause_s` before; but if `is_lost` is False and the present worker is lost meanwhile, wait
     no longer. With the old `ticket_id` the session waits ahead of newer tickets.
@@ -28,7 +28,7 @@ class Acquire(NamedTuple):
     is_lost: bool  # the present worker is lost
     pause_s: float
     ticket_id: str
-    avoided_worker_ids: Sequence[str]
+    avoided_workers: Mapping[str, int]  # id -> epoch
 
 
 class Use(NamedTuple):

@@ -79,7 +79,7 @@ class GivenUp(NamedTuple):
 class Attempt:
     """One attempt to move, with the progress at the next worker.
 
-    `tried_worker_ids` are the workers that this session has left or tried in vain since it wants to
+    `tried_workers` are the workers that this session has left or tried in vain since it wants to
     leave its worker.
     """
 
@@ -88,7 +88,7 @@ class Attempt:
     cause: MoveCause = MoveCause.WORKER_LOST
     from_worker_id: str = ""
     slot: Slot = field(default_factory=Slot)
-    tried_worker_ids: list[str] = field(default_factory=list[str])
+    tried_workers: dict[str, int] = field(default_factory=dict[str, int])  # id -> epoch
     silent_since: Moment | None = None  # since when units wait; None while a worker gets them
     rebuilds_since: Moment | None = None  # since when the next worker has the settings
     sent_count: int = 0  # past units that were sent
@@ -285,10 +285,9 @@ class Moves:
         attempt = self.attempt
         if slot is self.present or self.phase is MovePhase.LOST_EARLY:
             return
+        attempt.tried_workers[granted.worker_id] = granted.worker_epoch
         if self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
             raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
-        if granted.worker_id not in attempt.tried_worker_ids:
-            attempt.tried_worker_ids.append(granted.worker_id)
         self._check_model(granted)
 
     def claimed(self, slot: Slot, granted: lease_pb2.Granted, now: Moment) -> None:
@@ -456,12 +455,13 @@ class Moves:
         attempt = Attempt(self.attempt.number + 1, 1, cause, self.present.granted.worker_id)
         if former:
             attempt.count = former.count + 1
-            attempt.tried_worker_ids = former.tried_worker_ids
+            attempt.tried_workers = former.tried_workers
         else:
-            attempt.tried_worker_ids.append(self.present.granted.worker_id)
+            left = self.present.granted
+            attempt.tried_workers[left.worker_id] = left.worker_epoch
         self.attempt = attempt
         is_lost = self.phase in LOST_PHASES
-        excess = attempt.count - len(attempt.tried_worker_ids)
+        excess = attempt.count - len(attempt.tried_workers)
         doublings = 0 if is_lost else min(excess - 1, _MAX_DOUBLINGS)
         self._effects.append(
             Acquire(
@@ -471,7 +471,7 @@ class Moves:
                 is_lost=is_lost,
                 pause_s=_RETRY_S * 2**doublings if excess > 0 else 0.0,
                 ticket_id=self.present.granted.ticket_id,
-                avoided_worker_ids=tuple(attempt.tried_worker_ids),
+                avoided_workers=dict(attempt.tried_workers),
             )
         )
 

@@ -22,6 +22,7 @@ from duplane.scheduler.store.base import Grant, Ticket, Worker
 
 # Maximum number of tickets that are skipped because they avoid the workers with free slots.
 _MAX_PASSED_OVER = 32
+_ANY_EPOCH = 0  # of an avoided worker: the request avoids it whatever its epoch is
 _Rank = tuple[int, int, int, str]  # the worker with the lowest rank is used first
 _Ability = tuple[frozenset[lease_pb2.SessionKind], Needs]
 _Held = tuple[int, lease_pb2.SessionKind, float]  # slot, kind of its session, time of its grant
@@ -251,7 +252,7 @@ class SlotIndex:
         `may_avoid`, the request waits even then if another worker, whose slots are all in use,
         takes sessions of its kind.
         """
-        avoided = set(request.avoided_worker_ids)
+        avoided = self._avoided(request)
         best = self._best(request, needs, avoided)
         if best is None and avoided and not (may_avoid and self._has_other(request, needs)):
             return self._best(request, needs, ())
@@ -273,11 +274,20 @@ class SlotIndex:
     def _has_other(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> bool:
         """True if a worker that the request does not avoid takes sessions of its kind."""
         groups = [group for group in self._able(needs) if request.kind in group.kinds]
-        avoided = set(request.avoided_worker_ids)
-        known = (self._candidates[worker_id] for worker_id in avoided & self._candidates.keys())
+        known = (self._candidates[worker_id] for worker_id in self._avoided(request))
         able = {(group.kinds, group.labels) for group in groups}
         avoided_open = sum(one.is_open and one.ability in able for one in known)
         return avoided_open < sum(group.open_count for group in groups)
+
+    def _avoided(self, request: lease_pb2.AcquireLeaseRequest) -> Collection[str]:
+        """Return the workers that a request avoids, without those that registered again since."""
+        epochs = itertools.chain(request.avoided_worker_epochs, itertools.repeat(_ANY_EPOCH))
+        return {
+            worker_id
+            for worker_id, epoch in zip(request.avoided_worker_ids, epochs, strict=False)
+            if (known := self._candidates.get(worker_id))
+            and epoch in (_ANY_EPOCH, known.worker.epoch)
+        }
 
     def _able(self, needs: Needs) -> Iterator[_Group]:
         """Yield the groups that meet `needs`. Only groups with the rarest label are examined."""

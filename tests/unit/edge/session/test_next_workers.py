@@ -44,7 +44,7 @@ def test_worker_whose_model_is_described_differently_is_not_used(
     with pytest.raises(FabricError, match="another model") as refusal:
         play.moves.check_grant(play.move.slot, granted)
     play.lose_next(refusal.value)
-    assert (play.move.count, "w9" in play.move.tried_worker_ids) == (2, True)
+    assert (play.move.count, "w9" in play.move.tried_workers) == (2, True)
     assert play.session.closed is None
     assert play.present is (None if is_lost else first)
     play.claim()

@@ -201,6 +201,22 @@ def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: fl
     assert avoidance_end(queue, slots, end) is None
 
 
+@pytest.mark.parametrize(
+    ("epochs", "is_avoided"), [((), True), ((0,), True), ((7,), True), ((6,), False)]
+)
+def test_worker_that_has_registered_again_is_not_avoided(
+    epochs: tuple[int, ...], is_avoided: bool
+) -> None:
+    queue = FifoQueue()
+    slots = SlotIndex()
+    avoiding = ticket(1, avoided=("free",))
+    avoiding.request.avoided_worker_epochs.extend(epochs)
+    queue.put(avoiding, 0.0)
+    slots.put(candidate(replace(worker("free"), epoch=7)))
+    slots.put(candidate(worker("busy", OCCUPIED)))
+    assert (next_grant(queue, slots, 0.1) is None) == is_avoided
+
+
 def test_avoided_worker_is_used_last_when_the_time_to_avoid_it_is_over() -> None:
     queue = FifoQueue()
     slots = SlotIndex()
