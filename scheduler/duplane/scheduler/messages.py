@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.scheduler.lost_workers import LostWorker
 from duplane.scheduler.policy.fifo import QueueEntry
 from duplane.scheduler.policy.hold_times import MIN_SAMPLE_COUNT, HoldTimes
 from duplane.scheduler.signing import LeaseKeys
@@ -64,10 +65,36 @@ def worker_status(
         is_silent=worker.is_silent,
         is_unreachable=worker.is_unreachable,
     )
+    _put_slots(status, worker)
+    return status
+
+
+def lost_worker_status(
+    lost: LostWorker, report: registry_pb2.Report | None, report_age_s: float, now: float
+) -> admin_pb2.WorkerStatus:
+    """Return the description of a lost worker for operators."""
+    worker = lost.worker
+    status = admin_pb2.WorkerStatus(
+        worker=worker.register,
+        worker_epoch=worker.epoch,
+        is_draining=worker.is_draining or worker.is_drain_requested,
+        report=report,
+        attached_duration=to_duration(lost.attached_s),
+        report_age=to_duration(report_age_s),
+        is_silent=True,
+        is_unreachable=worker.is_unreachable,
+        lost_duration=to_duration(now - lost.lost_at),
+        lost_reason=lost.reason,
+    )
+    _put_slots(status, worker)
+    return status
+
+
+def _put_slots(status: admin_pb2.WorkerStatus, worker: Worker) -> None:
+    """Replace what the worker registered by what it has reported last."""
     del status.worker.slots[:]
     status.worker.slots.extend(worker.slots)
     status.worker.is_draining = worker.is_draining
-    return status
 
 
 def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:

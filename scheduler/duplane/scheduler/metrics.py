@@ -17,7 +17,7 @@ from duplane.fabric.monitoring.metrics import (
     histograms,
     new_registry,
 )
-from duplane.scheduler.slot_counts import WORKER_STATES, SlotCounts
+from duplane.scheduler.slot_counts import SlotCounts
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -150,9 +150,10 @@ class SchedulerMetrics:
         )
         yield gauges(
             "duplane_workers",
-            "Attached workers by state; only workers that are `ready` get sessions.",
+            "Workers by state; only workers that are `ready` get sessions. Those that are `lost`"
+            " are no longer attached, and are counted for ten minutes.",
             ("state",),
-            {(state,): float(self._slots.workers[state]) for state in WORKER_STATES},
+            {(state,): float(count) for state, count in self._slots.workers_by_state()},
         )
         yield gauges(
             "duplane_queue_tickets",

@@ -78,6 +78,7 @@ class Scheduler:
         )
         self._waiters = Waiters(self._store, state, settings.ticket_limit, self._grant_loop.enqueue)
         self._position_updates = PositionUpdates(state)
+        self._lost_workers = state.lost_workers
         self._reachability = ReachabilityChecks(self._store, state)
         self._leases = LeaseServicer(
             settings,
@@ -107,6 +108,7 @@ class Scheduler:
             tasks.create_task(self._grant_loop.run()),
             tasks.create_task(self._position_updates.run()),
             tasks.create_task(self._reachability.run()),
+            tasks.create_task(self._lost_workers.run()),
             tasks.create_task(self._keys.run()),
             tasks.create_task(self._report_health()),
         ]

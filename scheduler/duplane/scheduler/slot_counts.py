@@ -18,7 +18,7 @@ from duplane.scheduler.store.base import (
 )
 
 SLOT_STATES = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
-WORKER_STATES = ("ready", "draining", "silent", "unreachable")
+WORKER_STATES = ("ready", "draining", "silent", "unreachable", "lost")
 _SLOT_STATES = {
     registry_pb2.SLOT_STATE_OCCUPIED: "occupied",
     registry_pb2.SLOT_STATE_CLEANING: "cleaning",
@@ -31,7 +31,7 @@ class SlotCounts:
 
     def __init__(self, state: SchedulerState) -> None:
         self.pools: Counter[str] = Counter()  # attached workers, by pool
-        self.workers: Counter[str] = Counter()  # attached workers, by state
+        self._workers: Counter[str] = Counter()  # attached workers, by state
         self._state = state
         self._slots: Counter[tuple[str, str]] = Counter()  # by pool and state
         # Worker id -> the worker's pool, state and states of slots, as they are counted.
@@ -42,6 +42,11 @@ class SlotCounts:
         """Return the number of slots of each pool and state."""
         keys = [(pool, state) for pool in pools or ("",) for state in SLOT_STATES]
         return [(key, self._slots[key]) for key in keys]
+
+    def workers_by_state(self) -> Iterable[tuple[str, int]]:
+        """Return the number of workers of each state."""
+        counts = {**self._workers, "lost": len(self._state.lost_workers)}
+        return [(state, counts.get(state, 0)) for state in WORKER_STATES]
 
     def _on_change(self, change: Change) -> None:
         match change:
@@ -77,7 +82,7 @@ class SlotCounts:
             self._slots[pool, slots[number]] += 1
 
     def _add(self, pool: str, state: str, slots: list[str], sign: int) -> None:
-        self.workers[state] += sign
+        self._workers[state] += sign
         for slot in slots:
             self._slots[pool, slot] += sign
         self.pools[pool] += sign

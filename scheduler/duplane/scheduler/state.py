@@ -14,6 +14,7 @@ from typing import assert_never
 from cachetools import LRUCache
 
 from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.lost_workers import LostWorkers
 from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.forecast import Demand, Waits, forecast
 from duplane.scheduler.policy.hold_times import HoldTimes
@@ -95,6 +96,7 @@ class SchedulerState:
         self.revision = 0
         self.return_count = 0  # number of tickets that were put ahead of others
         self.workers: dict[str, Worker] = {}
+        self.lost_workers = LostWorkers(clock)
         self.tickets: dict[int, Ticket] = {}  # by order
         self.grants: dict[str, Grant] = {}  # by lease id, oldest first
         self.requests: dict[str, Ticket] = {}  # tickets that wait or have a grant, by request id
@@ -289,11 +291,14 @@ class SchedulerState:
         return pool.queues.get(needs_of(ticket.request)) if pool else None
 
     def _put_worker(self, worker: Worker) -> None:
+        if worker.worker_id not in self.workers:
+            self.lost_workers.registered(worker)
         self.workers[worker.worker_id] = worker
         self._worker_since.setdefault(worker.worker_id, self.clock())
         self._update_candidate(worker.worker_id)
 
     def _remove_worker(self, worker: Worker) -> None:
+        self.lost_workers.registration_ended(worker, self.attached_s(worker.worker_id))
         del self.workers[worker.worker_id], self._worker_since[worker.worker_id]
         self._void_numbers.pop(worker.worker_id, None)
         pool = worker.register.pool

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import TypeVar, assert_never
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, registry_pb2
-from duplane.scheduler.messages import lease_status, ticket_status, worker_status
+from duplane.scheduler.messages import (
+    lease_status,
+    lost_worker_status,
+    ticket_status,
+    worker_status,
+)
 from duplane.scheduler.policy.fifo import QueueEntry
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
@@ -70,6 +75,7 @@ class Watch:
         self.store_refusal = ""  # why the store refuses changes
         state.listeners.append(self._on_change)
         state.position_listeners.append(self._on_moved)
+        state.lost_workers.listeners.append(self._on_forgotten)
 
     def note_report(self, worker_id: str, report: registry_pb2.Report) -> None:
         """Keep a worker's last report and the time of its arrival."""
@@ -80,10 +86,15 @@ class Watch:
         if self._watchers:
             self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
 
+    @property
+    def worker_ids(self) -> Collection[str]:
+        """The ids of the workers that are attached or lost."""
+        return [*self._state.workers, *self._state.lost_workers.ids]
+
     def worker(self, worker_id: str) -> admin_pb2.WorkerStatus | None:
-        """Describe a worker. Return None if the worker is not attached."""
+        """Describe a worker. Return None if the worker is neither attached nor lost."""
         worker = self._state.workers.get(worker_id)
-        return self._worker_status(worker) if worker else None
+        return self._worker_status(worker) if worker else self._lost_worker_status(worker_id)
 
     def lease(self, lease_id: str) -> admin_pb2.LeaseStatus | None:
         """Describe a lease. Return None if the lease has ended."""
@@ -102,7 +113,7 @@ class Watch:
         part.store_refusal = self.store_refusal
         count = 0
         for statuses, name in (
-            (_described(sorted(self._state.workers), self.worker), "workers"),
+            (_described(sorted(self.worker_ids), self.worker), "workers"),
             (_described(list(self._state.grants), self.lease), "leases"),
             (_described(sorted(self._state.tickets), self.ticket), "tickets"),
         ):
@@ -164,15 +175,30 @@ class Watch:
             age_s = self._state.clock() - at
         return worker_status(worker, report, age_s, self._state)
 
+    def _lost_worker_status(self, worker_id: str) -> admin_pb2.WorkerStatus | None:
+        lost = self._state.lost_workers.get(worker_id)
+        if lost is None:
+            return None
+        now = self._state.clock()
+        # Without a report, the worker's registration counts as its last report.
+        report, at = self._reports.get(worker_id, (None, lost.lost_at - lost.attached_s))
+        return lost_worker_status(lost, report, now - at, now)
+
     def _publish(self, message: admin_pb2.WatchResponse) -> None:
         for watcher in self._watchers:
             watcher.push(message)
 
     def _on_change(self, change: Change) -> None:
-        if isinstance(change, WorkerGone):
+        if isinstance(change, WorkerGone) and change.worker.is_leaving:
             self._reports.pop(change.worker.worker_id, None)
         if self._watchers:
             self._publish(self._message(change))
+
+    def _on_forgotten(self, worker_id: str) -> None:
+        """Forget the report of a worker that is no longer lost."""
+        self._reports.pop(worker_id, None)
+        if self._watchers:
+            self._publish(admin_pb2.WatchResponse(removed_worker_id=worker_id))
 
     def _on_moved(self, moved: Sequence[QueueEntry]) -> None:
         if self._watchers:
@@ -185,7 +211,9 @@ class Watch:
             case WorkerPut(worker=worker):
                 return admin_pb2.WatchResponse(worker=self._worker_status(worker))
             case WorkerGone(worker=worker):
-                return admin_pb2.WatchResponse(removed_worker_id=worker.worker_id)
+                lost = self._lost_worker_status(worker.worker_id)
+                gone = "" if lost else worker.worker_id
+                return admin_pb2.WatchResponse(worker=lost, removed_worker_id=gone or None)
             case GrantPut(grant=grant):
                 return admin_pb2.WatchResponse(lease=lease_status(grant, self._state))
             case GrantGone(grant=grant):

@@ -247,7 +247,31 @@ async def test_worker_that_ends_its_stream_in_order_is_removed() -> None:
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()
         await worker.leave()
-        await operator.until(lambda seen: not seen.workers)
+        await operator.until(lambda seen: not seen.workers and not seen.lost)
+
+
+async def test_lost_worker_is_listed_with_its_last_report_and_sessions() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker(slot_count=2)
+        await worker.claim(await (await harness.caller(session_id="s1")).granted())
+        await worker.report(unit_count=7)
+        await operator.until(lambda seen: seen.workers["w"].report.unit_count == 7)
+        await worker.vanish()
+        await operator.until(lambda seen: "w" in seen.lost)
+        listed = await operator.stub.ListWorkers(admin_pb2.ListWorkersRequest())
+        seen_later = await harness.operator()
+        for lost in (operator.lost["w"], seen_later.lost["w"], *listed.workers):
+            assert lost.is_silent
+            assert lost.lost_reason
+            assert lost.report.unit_count == 7
+            assert [slot.session_id for slot in lost.worker.slots if slot.state == OCCUPIED] == [
+                "s1"
+            ]
+        assert harness.metrics.get_sample_value("duplane_workers", {"state": "lost"}) == 1
+        assert harness.metrics.get_sample_value("duplane_workers", {"state": "ready"}) == 0
+        again = await harness.worker("restarted", incarnation="another")
+        await operator.until(lambda seen: not seen.lost and "restarted" in seen.workers)
+        await again.claim(await (await harness.caller()).granted())
 
 
 async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(

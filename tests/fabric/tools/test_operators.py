@@ -134,6 +134,15 @@ async def test_drained_worker_gets_no_more_sessions() -> None:
         assert ["w1", "draining"] in [row.split()[:2] for row in output.splitlines()]
 
 
+async def test_lost_worker_stays_in_the_table() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker("w1")
+        await worker.vanish()
+        await operator.until(lambda seen: "w1" in seen.lost)
+        _, output = await run("status", "--scheduler", harness.address)
+        assert ["w1", "lost"] in [row.split()[:2] for row in output.splitlines()]
+
+
 async def test_drain_of_a_worker_that_is_not_attached_fails_by_name() -> None:
     async with SchedulerHarness.running() as harness:
         code, output = await run("drain", "nobody", "--scheduler", harness.address)

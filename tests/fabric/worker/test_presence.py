@@ -174,6 +174,14 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
             await rig.task
 
 
+async def test_a_worker_that_ends_as_planned_says_so_in_its_last_report() -> None:
+    async with running_worker() as rig:
+        assert not rig.scheduler.report.is_leaving
+        rig.shutdown.drain()
+        await rig.scheduler.until(lambda: rig.scheduler.report.is_leaving)
+        assert rig.scheduler.report.is_draining
+
+
 @pytest.mark.timing
 async def test_a_session_that_outlasts_the_drain_is_closed() -> None:
     async with running_worker(drain_timeout_s=0.05) as rig, rig.opened() as client:

@@ -283,7 +283,8 @@ class FakeWorker:
         await self.report()
 
     async def leave(self) -> None:
-        """End the stream in order."""
+        """End the stream as planned."""
+        await self.report(is_leaving=True)
         await self._call.done_writing()
         if self._reading:
             await self._reading

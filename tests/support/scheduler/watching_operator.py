@@ -21,7 +21,8 @@ class Operator:
         self.store_refusal = ""
         self.failure: FabricError | None = None
         self.steps: list[admin_pb2.WatchResponse] = []
-        self.workers: dict[str, admin_pb2.WorkerStatus] = {}
+        self.workers: dict[str, admin_pb2.WorkerStatus] = {}  # attached
+        self.lost: dict[str, admin_pb2.WorkerStatus] = {}
         self.leases: dict[str, admin_pb2.LeaseStatus] = {}
         self.tickets: dict[str, admin_pb2.TicketStatus] = {}
         self._news = asyncio.Condition()
@@ -48,13 +49,15 @@ class Operator:
                 assert not step.snapshot.has_more, "the fabrics of tests fit into one part"
                 self.has_snapshot = True
                 self.store_refusal = step.snapshot.store_refusal
-                self.workers = {one.worker.worker_id: one for one in step.snapshot.workers}
+                self.workers, self.lost = {}, {}
+                for one in step.snapshot.workers:
+                    self._put_worker(one)
                 self.leases = {one.claims.lease_id: one for one in step.snapshot.leases}
                 self.tickets = {one.ticket_id: one for one in step.snapshot.tickets}
             case "worker":
-                self.workers[step.worker.worker.worker_id] = step.worker
+                self._put_worker(step.worker)
             case "removed_worker_id":
-                self.workers.pop(step.removed_worker_id, None)
+                self._drop_worker(step.removed_worker_id)
             case "lease":
                 self.leases[step.lease.claims.lease_id] = step.lease
             case "removed_lease_id":
@@ -65,6 +68,15 @@ class Operator:
                 self.tickets.pop(step.removed_ticket_id, None)
             case _:
                 raise AssertionError(step)
+
+    def _put_worker(self, status: admin_pb2.WorkerStatus) -> None:
+        self._drop_worker(status.worker.worker_id)
+        workers = self.lost if status.HasField("lost_duration") else self.workers
+        workers[status.worker.worker_id] = status
+
+    def _drop_worker(self, worker_id: str) -> None:
+        self.workers.pop(worker_id, None)
+        self.lost.pop(worker_id, None)
 
     async def until(self, is_true: Callable[[Operator], bool]) -> None:
         """Wait until the received state satisfies a condition."""

@@ -195,7 +195,8 @@ async def test_counts_of_slots_follow_every_change() -> None:
             expected[key] = expected.get(key, 0) + 1
         assert found == expected
         states = [worker_state(worker) for worker in scheduler.state.workers.values()]
-        assert {state: count for state, count in counts.workers.items() if count} == {
+        states += ["lost"] * len(scheduler.state.lost_workers)
+        assert {state: count for state, count in counts.workers_by_state() if count} == {
             state: states.count(state) for state in states
         }
 
@@ -212,6 +213,8 @@ async def test_counts_of_slots_follow_every_change() -> None:
     broken = registry_pb2.SlotReport(slot=1, state=registry_pb2.SLOT_STATE_BROKEN)
     slots = (second.slots[0], broken)
     await scheduler.store.report(replace(second, slots=slots, is_draining=True))
+    check()
+    await scheduler.store.unregister("second", second.epoch)
     check()
     await scheduler.store.release(grant)
     await scheduler.store.unregister("second", second.epoch)

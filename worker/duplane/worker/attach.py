@@ -37,6 +37,7 @@ _MAX_PAUSE_S = 0.5  # before the worker asks which scheduler serves
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0  # longest wait for `registered`
+_LEAVE_TIMEOUT_S = 1.0  # longest wait for the scheduler after the last report
 _MIN_REPORT_INTERVAL_S = 0.05  # lower bound of the interval that the scheduler asks for
 
 Call = grpc.aio.StreamStreamCall[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
@@ -54,7 +55,7 @@ class AttachedWorker:
 
 
 class AttachLoop:
-    """Attaches the worker to one scheduler after another. `run` never returns."""
+    """Attaches the worker to one scheduler after another, until it leaves."""
 
     def __init__(self, schedulers: Sequence[str], worker: AttachedWorker) -> None:
         """Attach `worker` to one of `schedulers`. A DNS name stands for all its addresses."""
@@ -62,12 +63,27 @@ class AttachLoop:
         self._scheduler = ""  # address of the scheduler in use
         self._worker = worker
         self._changed = asyncio.Event()
+        self._is_attached = False
+        self._is_leaving = False
+        self._has_left = asyncio.Event()
         self._stream_numbers = itertools.count(1)
         self._absence = RepeatedLog(_log)
 
     def report_soon(self) -> None:
         """Send a report soon. A report has the whole state, so one covers many changes."""
         self._changed.set()
+
+    async def leave(self) -> None:
+        """Tell the scheduler that this process ends as planned, so that the worker is not lost.
+
+        `run` then returns. The scheduler has a second to take the last report.
+        """
+        self._is_leaving = True
+        self._changed.set()
+        if self._is_attached:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                    await self._has_left.wait()
 
     async def run(self) -> None:
         """Attach to a scheduler; whenever the stream breaks, attach to the next one.
@@ -79,12 +95,14 @@ class AttachLoop:
         failure_count = 0
         backoff_s = FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers
-        while True:
+        while not self._is_leaving:
             addresses = await resolve(self._schedulers)
             self._scheduler = addresses[index % len(addresses)]
             async with open_channel(self._scheduler) as channel:
                 await _connect(channel, _CONNECT_S)
                 was_registered, failure = await self._attempt(channel)
+            if self._is_leaving:
+                break
             failure_count = 0 if was_registered else failure_count + 1
             self._absence.report(f"not attached at {self._scheduler}: {failure}")
             index += 1
@@ -96,6 +114,7 @@ class AttachLoop:
             await asyncio.sleep((backoff_s if is_refused else pause_s) * random.uniform(0.5, 1.0))
             if is_round_over and (one := await first_serving(addresses, _SERVICE, backoff_s)):
                 index = addresses.index(one)
+        self._has_left.set()
 
     async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, FabricError]:
         """Attach once. Return whether the worker was registered, and why the stream ended."""
@@ -104,7 +123,7 @@ class AttachLoop:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 interval_s = await self._register(call)
-            is_registered = True
+            is_registered = self._is_attached = True
             async with asyncio.TaskGroup() as tasks:
                 reports = tasks.create_task(self._report(call, interval_s))
                 failure = await self._obey(call)
@@ -120,6 +139,7 @@ class AttachLoop:
             failure = FabricError(Reason.UNKNOWN, "an internal error")
         finally:
             call.cancel()
+            self._is_attached = False
             self._worker.admission.detach(time.monotonic())
         return is_registered, failure
 
@@ -152,7 +172,12 @@ class AttachLoop:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 self._changed.clear()
-                await call.write(registry_pb2.AttachRequest(report=self._worker.report()))
+                report = self._worker.report()
+                report.is_leaving = self._is_leaving
+                await call.write(registry_pb2.AttachRequest(report=report))
+                if report.is_leaving:
+                    await call.done_writing()
+                    return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await self._changed.wait()

@@ -165,6 +165,7 @@ class Worker:
             )
             await shutdown.wait()
             await self._drain(sessions)
+            await self._attach_loop.leave()
             for task in background:
                 task.cancel()
 

@@ -30,6 +30,11 @@ def is_serving(worker: admin_pb2.WorkerStatus) -> bool:
     return not is_absent and any(slot.state not in _UNLEASABLE for slot in worker.worker.slots)
 
 
+def is_lost(worker: admin_pb2.WorkerStatus) -> bool:
+    """Return whether a worker is listed although it is no longer attached."""
+    return worker.HasField("lost_duration")
+
+
 def free_slots(
     workers: Iterable[admin_pb2.WorkerStatus], leases: Iterable[admin_pb2.LeaseStatus]
 ) -> int:
@@ -66,7 +71,7 @@ def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.L
     kinds = {
         lease.claims.kind for lease in leases if lease.claims.worker_id == worker.worker.worker_id
     }
-    if slots and all(slot.state in _UNLEASABLE for slot in slots):
+    if is_lost(worker) or (slots and all(slot.state in _UNLEASABLE for slot in slots)):
         return "error"
     if not is_serving(worker):
         return "offline"
@@ -105,7 +110,10 @@ def fabric_status(
         "queue_length": len(tickets.tickets),
         "max_queue_size": tickets.ticket_limit,
         "running_tasks": [_running_task(lease, now) for lease in leases.leases],
-        "slot_count": sum(len(worker.worker.slots) for worker in workers.workers),
+        "lost_worker_count": sum(map(is_lost, workers.workers)),
+        "slot_count": sum(
+            len(worker.worker.slots) for worker in workers.workers if not is_lost(worker)
+        ),
         "free_slot_count": free_slots(workers.workers, leases.leases),
         "lease_count": len(leases.leases),
         "ticket_count": len(tickets.tickets),
@@ -205,6 +213,9 @@ def _worker(
         "is_draining": worker.is_draining,
         "is_silent": worker.is_silent,
         "is_unreachable": worker.is_unreachable,
+        "lost_s": to_seconds(worker.lost_duration) if is_lost(worker) else None,
+        "lost_reason": worker.lost_reason or None,
+        "last_sessions": _last_sessions(worker) if is_lost(worker) else [],
         "sessions": [_session(lease, register.slots, now) for lease in leases],
     }
 
@@ -221,6 +232,19 @@ def _session(
             slot.is_paused and slot.lease_id == lease.claims.lease_id for slot in slots
         ),
     }
+
+
+def _last_sessions(lost: admin_pb2.WorkerStatus) -> list[dict[str, object]]:
+    """Return the sessions that a lost worker has reported last. They have ended or moved."""
+    return [
+        {
+            "session_id": slot.session_id or None,
+            "slot": slot.slot,
+            "request_type": kind_name(slot.kind),
+        }
+        for slot in lost.worker.slots
+        if slot.state == registry_pb2.SLOT_STATE_OCCUPIED
+    ]
 
 
 def _ticket(ticket: admin_pb2.TicketStatus, now: datetime) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "worker_epoch", "is_draining", "report", "attached_duration", "report_age", "is_silent", "is_unreachable")
+    __slots__ = ("worker", "worker_epoch", "is_draining", "report", "attached_duration", "report_age", "is_silent", "is_unreachable", "lost_duration", "lost_reason")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,8 @@ class WorkerStatus(_message.Message):
     REPORT_AGE_FIELD_NUMBER: _ClassVar[int]
     IS_SILENT_FIELD_NUMBER: _ClassVar[int]
     IS_UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    LOST_DURATION_FIELD_NUMBER: _ClassVar[int]
+    LOST_REASON_FIELD_NUMBER: _ClassVar[int]
     worker: _registry_pb2.Register
     worker_epoch: int
     is_draining: bool
@@ -29,7 +31,9 @@ class WorkerStatus(_message.Message):
     report_age: _duration_pb2.Duration
     is_silent: bool
     is_unreachable: bool
-    def __init__(self, worker: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ..., report: _Optional[_Union[_registry_pb2.Report, _Mapping]] = ..., attached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., report_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ...) -> None: ...
+    lost_duration: _duration_pb2.Duration
+    lost_reason: str
+    def __init__(self, worker: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ..., report: _Optional[_Union[_registry_pb2.Report, _Mapping]] = ..., attached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., report_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ..., lost_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lost_reason: _Optional[str] = ...) -> None: ...
 
 class LeaseStatus(_message.Message):
     __slots__ = ("claims", "is_claimed", "held_duration", "estimated_remaining")

@@ -82,7 +82,8 @@ class AdminServiceServicer:
     """
 
     def ListWorkers(self, request, context):
-        """Lists the workers that are attached, page by page.
+        """Lists the workers that are attached, and those that were lost in the last ten minutes, page by
+        page.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD.
         """

@@ -34,7 +34,8 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
-    """Lists the workers that are attached, page by page.
+    """Lists the workers that are attached, and those that were lost in the last ten minutes, page by
+    page.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD.
     """
@@ -78,7 +79,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """Lists the workers that are attached, page by page.
+    """Lists the workers that are attached, and those that were lost in the last ten minutes, page by
+    page.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD.
     """
@@ -125,7 +127,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListWorkersResponse, _abc.Awaitable[_admin_pb2.ListWorkersResponse]]:
-        """Lists the workers that are attached, page by page.
+        """Lists the workers that are attached, and those that were lost in the last ten minutes, page by
+        page.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD.
         """

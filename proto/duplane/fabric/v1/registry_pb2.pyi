@@ -107,18 +107,20 @@ class SlotReport(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., is_paused: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("slots", "is_draining", "memory_used_bytes", "unit_count", "unit_time")
+    __slots__ = ("slots", "is_draining", "memory_used_bytes", "unit_count", "unit_time", "is_leaving")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
     UNIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedCompositeFieldContainer[SlotReport]
     is_draining: bool
     memory_used_bytes: int
     unit_count: int
     unit_time: _duration_pb2.Duration
-    def __init__(self, slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., memory_used_bytes: _Optional[int] = ..., unit_count: _Optional[int] = ..., unit_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    is_leaving: bool
+    def __init__(self, slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., memory_used_bytes: _Optional[int] = ..., unit_count: _Optional[int] = ..., unit_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("worker_epoch", "verification_keys", "report_interval")

@@ -32,7 +32,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._store = store
         self._watch = watch
         self._hold_times = state.hold_times
-        self._workers = Pages(lambda: state.workers, str, watch.worker)
+        self._workers = Pages(lambda: watch.worker_ids, str, watch.worker)
         self._leases = Pages(
             state.grants.values, _lease_key, lambda key: watch.lease(key[_NUMBER_LENGTH:])
         )

@@ -194,6 +194,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             slots=tuple(report.slots),
             is_draining=report.is_draining,
             is_silent=False,
+            is_leaving=report.is_leaving,
         )
         if changed != worker:
             changes.append(self._store.report(changed))

@@ -30,6 +30,7 @@ class Worker:
     is_drain_requested: bool = False  # by an operator; stays true until the registration ends
     is_silent: bool = False  # attached, but its reports are overdue
     is_unreachable: bool = False  # a caller could not reach it, and no health check has since
+    is_leaving: bool = False  # its process ends as planned, and its stream with it
 
     @classmethod
     def of(cls, epoch: int, register: registry_pb2.Register) -> Worker:
@@ -47,8 +48,8 @@ class Worker:
     @property
     def takes_sessions(self) -> bool:
         """True if free slots of the worker may be granted."""
-        is_leaving = self.is_draining or self.is_drain_requested
-        return not (is_leaving or self.is_silent or self.is_unreachable)
+        is_drained = self.is_draining or self.is_drain_requested
+        return not (is_drained or self.is_silent or self.is_unreachable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def report(self, worker: Worker) -> bool:
-        """Replace slots, `is_draining` and `is_silent` of a registration.
+        """Replace slots, `is_draining`, `is_silent` and `is_leaving` of a registration.
 
         Fencing numbers of later grants are higher than every reported number. Returns False if the
         registration has ended.

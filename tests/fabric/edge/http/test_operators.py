@@ -64,6 +64,9 @@ async def test_workers_are_told_as_the_reference_tells_them() -> None:
             "is_draining": False,
             "is_silent": False,
             "is_unreachable": False,
+            "lost_s": None,
+            "lost_reason": None,
+            "last_sessions": [],
             "sessions": [],
         }
         assert idle == {"total": 1, "workers": [row]}

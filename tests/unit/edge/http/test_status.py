@@ -82,6 +82,28 @@ def test_worker_that_does_not_answer_is_offline_and_has_no_free_slots(flag: str)
     assert row["last_heartbeat"] == (NOW - timedelta(seconds=4)).isoformat()
 
 
+def test_lost_worker_is_an_error_and_is_listed_with_its_last_sessions() -> None:
+    lost = worker(
+        "lost",
+        *(OCCUPIED, FREE),
+        is_silent=True,
+        lost_duration=Duration(seconds=30),
+        lost_reason="it is gone",
+    )
+    lost.worker.slots[0].session_id = "s1"
+    lost.worker.slots[0].kind = AUDIO
+    told = status([lost, worker("w", FREE)], [])
+    assert (told["total_workers"], told["error_workers"], told["lost_worker_count"]) == (2, 1, 1)
+    assert (told["slot_count"], told["free_slot_count"]) == (1, 1)
+    listed = worker_list(
+        admin_pb2.ListWorkersResponse(workers=[lost]), admin_pb2.ListLeasesResponse(), NOW
+    )
+    (row,) = cast("list[dict[str, object]]", listed["workers"])
+    assert (row["status"], row["lost_s"], row["lost_reason"]) == ("error", 30, "it is gone")
+    assert row["last_sessions"] == [{"session_id": "s1", "slot": 0, "request_type": "audio_duplex"}]
+    assert row["sessions"] == [], "sessions of a lost worker run elsewhere, or have ended"
+
+
 def test_every_worker_is_counted_once() -> None:
     workers = [
         worker("idle", FREE, FREE),

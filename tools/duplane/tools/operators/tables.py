@@ -81,6 +81,7 @@ def _worker(status: admin_pb2.WorkerStatus) -> Sequence[str]:
     register = status.worker
     counts = Counter(slot.state for slot in register.slots)
     states = (
+        (status.HasField("lost_duration"), "lost"),
         (status.is_unreachable, "unreachable"),
         (status.is_silent, "silent"),
         (status.is_draining, "draining"),

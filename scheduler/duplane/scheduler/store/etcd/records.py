@@ -53,6 +53,7 @@ def worker_value(worker: Worker, base: int) -> bytes:
         is_drain_requested=worker.is_drain_requested,
         is_silent=worker.is_silent,
         is_unreachable=worker.is_unreachable,
+        is_leaving=worker.is_leaving,
     )
     return record.SerializeToString()
 
@@ -71,6 +72,7 @@ def read_worker(value: bytes, revision: int) -> Worker:
         is_drain_requested=record.is_drain_requested,
         is_silent=record.is_silent,
         is_unreachable=record.is_unreachable,
+        is_leaving=record.is_leaving,
     )
 
 
