@@ -6,17 +6,23 @@ from support.paths import GOLDEN
 from duplane.tools.golden_replay import audio
 from duplane.tools.golden_replay.check import Check, Verdict
 
-CHECKS = list(audio.checks(GOLDEN))
+
+@pytest.fixture(scope="module")
+def checks() -> list[Check]:
+    return list(audio.checks(GOLDEN))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_the_audio_traces_are_reproduced(check: Check) -> None:
-    assert check.verdict is Verdict.OK, check.note
-    assert check.error <= 2e-6, "float32 alone should come much closer than the traces allow"
+def test_the_audio_traces_are_reproduced(checks: list[Check], subtests: pytest.Subtests) -> None:
+    for check in checks:
+        with subtests.test(check.name):
+            assert check.verdict is Verdict.OK, check.note
+            assert check.error <= 2e-6, (
+                "float32 alone should come much closer than the traces allow"
+            )
 
 
-def test_every_kind_of_audio_trace_was_compared() -> None:
-    names = {check.name for check in CHECKS}
+def test_every_kind_of_audio_trace_was_compared(checks: list[Check]) -> None:
+    names = {check.name for check in checks}
     stream = {"mel_frames", "mel", "embeds", "embeds_c8", "encoder_kv_after", "buffer_left"}
     assert names >= {f"audio_stream {kind}" for kind in stream}
     assert names >= {"audio_offline talk31s_embeds_c8", "audio_offline ref2_mel"}

@@ -8,17 +8,23 @@ from duplane.tools.golden_replay import vision
 from duplane.tools.golden_replay.check import Check, Verdict
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 
-CHECKS = list(vision.checks(GOLDEN))
+
+@pytest.fixture(scope="module")
+def checks() -> list[Check]:
+    return list(vision.checks(GOLDEN))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_the_vision_traces_are_reproduced(check: Check) -> None:
-    assert check.verdict is Verdict.OK, check.note
-    assert check.error <= 1e-5, "float32 alone should come much closer than the traces allow"
+def test_the_vision_traces_are_reproduced(checks: list[Check], subtests: pytest.Subtests) -> None:
+    for check in checks:
+        with subtests.test(check.name):
+            assert check.verdict is Verdict.OK, check.note
+            assert check.error <= 1e-5, (
+                "float32 alone should come much closer than the traces allow"
+            )
 
 
-def test_every_kind_of_vision_trace_was_compared() -> None:
-    names = {check.name for check in CHECKS}
+def test_every_kind_of_vision_trace_was_compared(checks: list[Check]) -> None:
+    names = {check.name for check in checks}
     kinds = {"tgt_sizes", "grid", "placeholder", "pixel_shapes", "pixels_head", "pixel_sums"}
     assert names >= {f"vision big_s9 {kind}" for kind in (*kinds, "embeds_r8")}
     assert names >= {"vision sq_s1 embeds", "vision batch2 embeds_r8", "vision duplex_omni frames"}
