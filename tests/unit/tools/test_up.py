@@ -72,7 +72,7 @@ async def test_role_is_started_again_only_after_the_delay(monkeypatch: pytest.Mo
     async with asyncio.timeout(WITHIN_S):
         await role.keep_running()
     first_s, second_s = begins_s
-    assert second_s - first_s >= FIRST_DELAY_S
+    assert second_s - first_s >= FIRST_DELAY_S - 0.002  # uvloop counts in whole milliseconds
 
 
 async def test_frozen_process_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
