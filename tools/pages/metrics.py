@@ -40,7 +40,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     MeasuredStore(MemoryStore(boot_ms=0), scheduler.registry)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
     edge.observe_connections(lambda: (0, 0))
-    edge.observe_journals(JournalSpace(0, 0))
+    edge.observe_journals(JournalSpace(0, 0), dict)
     worker = WorkerMetrics(Admission("", 0, ()), ScriptedModel(1).constants, lambda: 0, 0)
     found = {"edge": edge.registry, "scheduler": scheduler.registry, "worker": worker.registry}
     for role, registry in found.items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
-from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
 from duplane.fabric.errors import Reason
@@ -143,8 +143,10 @@ class EdgeMetrics:
         if outcome is MoveOutcome.MOVED:
             self._move_times.observe(silent_s)
 
-    def observe_journals(self, journals: JournalSpace) -> None:
-        """Add metrics of the journals."""
+    def observe_journals(
+        self, journals: JournalSpace, unmovable: Callable[[], Mapping[LossReason, int]]
+    ) -> None:
+        """Add metrics of the journals; `unmovable` counts the sessions that lost theirs."""
 
         def observe() -> Iterable[Metric]:
             used_bytes, count = journals.used_bytes, journals.given_up_count
@@ -154,6 +156,14 @@ class EdgeMetrics:
                 "Sessions that can no longer move, because their journal exceeded a bound or their "
                 "worker cannot rebuild conversations.",
                 count,
+            )
+            counts = unmovable()
+            yield gauges(
+                "duplane_unmovable_sessions",
+                "Running sessions that can no longer move, by the reason: each ends with its "
+                "worker.",
+                ("reason",),
+                {(reason,): float(counts.get(reason, 0)) for reason in LossReason},
             )
 
         Observed(self.registry, observe)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import uuid
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
-from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -86,7 +87,7 @@ class SessionRegistry:
         self._last_realtime_ms = 0
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
         journals = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
-        self.metrics.observe_journals(journals)
+        self.metrics.observe_journals(journals, self.unmovable_counts)
         self.continuity = NO_CONTINUITY
         if settings.continuity == "worker":
             self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
@@ -101,6 +102,12 @@ class SessionRegistry:
         for runner in self._runners:
             session = runner.session
             yield session.dialect.name, "running" if session.is_running else "waiting"
+
+    def unmovable_counts(self) -> Counter[LossReason]:
+        """Count the running sessions that can no longer move, by the reason."""
+        sessions = [one.session for one in self._runners if isinstance(one, DuplexRunner)]
+        losses = [one.moves.journal.loss for one in sessions if one.closed is None]
+        return Counter(loss.reason for loss in losses if loss)
 
     async def drain(self) -> None:
         """Refuse new sessions, and end waiting sessions immediately.

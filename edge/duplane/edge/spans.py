@@ -151,6 +151,10 @@ class SessionSpans:
         """Judge by the duration of this model's units whether a unit is late."""
         self._deadline_ns = model.unit_ns
 
+    def fixed(self, reason: str) -> None:
+        """Record in the session's span why the session can no longer move."""
+        self._session.set_attribute(spans.CANNOT_MOVE, reason)
+
     def begin_move(self, cause: str, number: int) -> None:
         """Begin the span of an attempt to move to another worker.
 

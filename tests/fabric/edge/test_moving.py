@@ -179,3 +179,47 @@ async def test_session_that_keeps_no_journal_ends_with_its_worker() -> None:
         first.fail(Reason.UNAVAILABLE)
         assert await receive(client) == {"type": "session.closed", "reason": "error"}
         await closed(client, 1011)
+
+
+async def test_session_that_can_no_longer_move_is_shown_until_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def unmovable(reason: str) -> float:
+        seen = read(edge.edge.metrics.registry)
+        return seen.value("duplane_unmovable_sessions", reason=reason)
+
+    limits = replace(Limits(), journal_bytes=50_000)
+    async with (
+        live_edge(limits, slot_count=2, continuity="worker") as edge,
+        edge.asked() as operator,
+        edge.connect() as client,
+    ):
+        edge.fabric.model_digest = "m"
+        await begin(client)
+        worker = await edge.fabric.conversation()
+        await exchange(client)
+        assert unmovable("session_bound") == 0
+        assert (await operator.get("/status"))["edge_unmovable_session_count"] == 0
+        await exchange(client)
+        await exchange(client)
+        assert (unmovable("session_bound"), unmovable("total_bound")) == (1, 0)
+        assert (await operator.get("/status"))["edge_unmovable_session_count"] == 1
+        (record,) = [one for one in caplog.records if "can no longer move" in one.message]
+        assert record.levelname == "WARNING"
+        assert "--journal-bytes" in record.message
+        requests = [await worker.next_request() for _ in range(4)]
+        assert [one.unit.cannot_move for one in requests] == [False, False, False, True]
+        await end(client)
+        await edge.settled()
+        assert unmovable("session_bound") == 0
+
+
+async def test_session_of_an_edge_that_moves_none_is_not_called_unmovable() -> None:
+    async with live_edge(slot_count=2, continuity="off") as edge, edge.connect() as client:
+        await begin(client)
+        worker = await edge.fabric.conversation()
+        await exchange(client)
+        assert read(edge.edge.metrics.registry).total("duplane_unmovable_sessions") == 0
+        requests = [await worker.next_request() for _ in range(2)]
+        assert not requests[1].unit.cannot_move
+        await end(client)

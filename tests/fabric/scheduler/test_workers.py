@@ -24,12 +24,31 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.store.base import Grant
 from duplane.scheduler.store.measured import MeasuredStore
+from duplane.tools.operators.snapshots import read_fabric
+from duplane.tools.operators.tables import fabric_tables
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
 def states(seen: Operator, worker_id: str = "w") -> list[int]:
     return [slot.state for slot in seen.workers[worker_id].worker.slots]
+
+
+async def test_session_that_cannot_move_is_shown_to_operators() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker(slot_count=2)
+        for session_id in ("fixed", "movable"):
+            await worker.claim(await (await harness.caller(session_id=session_id)).granted())
+        fixed = next(slot for slot in worker.slots if slot.session_id == "fixed")
+        fixed.cannot_move = True
+        await worker.report()
+        operator = await harness.operator()
+        await operator.until(lambda seen: list(seen.workers["w"].worker.slots) == worker.slots)
+        await operator.until(lambda seen: all(one.is_claimed for one in seen.leases.values()))
+        table = fabric_tables(await read_fabric([harness.address]), 9)
+        rows = {row.split()[0]: row for row in table.splitlines() if row}
+        assert "  cannot move  " in rows["fixed"]
+        assert "  claimed  " in rows["movable"]
 
 
 async def test_registered_contains_epoch_keys_and_interval() -> None:

@@ -182,12 +182,53 @@ async def test_a_worker_that_ends_as_planned_says_so_in_its_last_report() -> Non
         assert rig.scheduler.report.is_draining
 
 
+async def test_a_drain_names_the_sessions_that_cannot_move_and_waits_for_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_worker() as rig:
+        lease = rig.grant(0, session_id="fixed")
+        async with rig.opened(lease) as client, rig.opened(rig.grant(1)) as other:
+            await client.send(unit(0, cannot_move=True))
+            await client.delta()
+            await other.send(unit(0))
+            await other.delta()
+            await rig.scheduler.until(lambda: rig.scheduler.report.slots[0].cannot_move)
+            assert not rig.scheduler.report.slots[1].cannot_move
+            rig.shutdown.drain()
+            await client.leaving()
+            (record,) = [one for one in caplog.records if "cannot move" in one.message]
+            assert record.levelname == "WARNING"
+            assert "at most 600 s: fixed" in record.message
+            await client.send(unit(1, cannot_move=True))
+            assert (await client.delta()).sequence == 1
+            await other.leaving()
+            for one in (client, other):
+                await one.close()
+                await one.closed()
+        async with asyncio.timeout(WITHIN_S):
+            await rig.task
+
+
+async def test_the_next_session_of_a_slot_can_move_again() -> None:
+    async with running_worker() as rig:
+        async with rig.opened(rig.grant(0)) as client:
+            await client.send(unit(0, cannot_move=True))
+            await rig.scheduler.until(lambda: rig.scheduler.report.slots[0].cannot_move)
+        await rig.all_free()
+        assert not rig.scheduler.report.slots[0].cannot_move
+
+
 @pytest.mark.timing
-async def test_a_session_that_outlasts_the_drain_is_closed() -> None:
-    async with running_worker(drain_timeout_s=0.05) as rig, rig.opened() as client:
-        rig.shutdown.drain()
-        await client.leaving()
-        assert (await client.closed()).reason == session_pb2.CLOSE_REASON_SHUTDOWN
+async def test_a_session_that_outlasts_the_drain_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_worker(drain_timeout_s=0.05) as rig:
+        async with rig.opened(rig.grant(0, session_id="long")) as client:
+            rig.shutdown.drain()
+            await client.leaving()
+            assert (await client.closed()).reason == session_pb2.CLOSE_REASON_SHUTDOWN
+        (record,) = [one for one in caplog.records if "the drain has waited" in one.message]
+        assert record.message.endswith("these sessions end with this worker: long")
 
 
 async def test_cancelling_a_worker_stops_it_at_once_in_mid_unit() -> None:

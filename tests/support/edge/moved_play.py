@@ -17,8 +17,16 @@ from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, Route
 from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
-from duplane.edge.session.effects import Cancel, Effect, EndMove, RequestPermit, ReturnPermit, Use
-from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.effects import (
+    Cancel,
+    Effect,
+    EndMove,
+    RecordFixed,
+    RequestPermit,
+    ReturnPermit,
+    Use,
+)
+from duplane.edge.session.journal import JournalLoss, JournalSpace
 from duplane.edge.session.move_table import MOVING, MoveCause, MoveOutcome, MovePhase
 from duplane.edge.session.moves import Attempt
 from duplane.edge.session.slot import Slot
@@ -128,6 +136,7 @@ class Play:
         self.moves = session.moves
         self.events: list[dict[str, Any]] = []
         self.outcomes: list[MoveOutcome] = []  # of the attempts to move, in order
+        self.losses: list[JournalLoss] = []
         self.present: Worker | None = Worker()
         self.next: Worker | None = None
         self._next_slot: Slot | None = None
@@ -171,6 +180,8 @@ class Play:
                 permits.give_back(slot)
             case EndMove():
                 self.outcomes.append(effect.outcome)
+            case RecordFixed(loss):
+                self.losses.append(loss)
             case _:
                 pass
 

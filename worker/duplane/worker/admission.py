@@ -30,7 +30,7 @@ class SlotState(Enum):
 class Slot:
     """One slot, and the highest fencing number of its leases so far.
 
-    Ids, kind and pause are unset while no session holds the slot.
+    All other fields are unset while no session holds the slot.
     """
 
     index: int
@@ -40,6 +40,7 @@ class Slot:
     session_id: str = ""
     kind: lease_pb2.SessionKind = lease_pb2.SESSION_KIND_UNSPECIFIED
     is_paused: bool = False
+    cannot_move: bool = False  # to another worker, as the session's client says
 
 
 class Admission:
@@ -194,10 +195,17 @@ class Admission:
         if is_held and slot.is_paused != is_paused:
             self._set(replace(slot, is_paused=is_paused))
 
+    def set_cannot_move(self, index: int, lease_id: str) -> None:
+        """Record that the session cannot move. Do nothing if the session has ended."""
+        slot = self._slots[index]
+        is_held = slot.state is SlotState.OCCUPIED and slot.lease_id == lease_id
+        if is_held and not slot.cannot_move:
+            self._set(replace(slot, cannot_move=True))
+
     def begin_cleanup(self, index: int) -> None:
         """Mark a slot as being cleaned, after its session has ended."""
         slot = self._expect(index, SlotState.OCCUPIED)
-        self._set(replace(slot, state=SlotState.CLEANING, is_paused=False))
+        self._set(replace(slot, state=SlotState.CLEANING, is_paused=False, cannot_move=False))
 
     def finish_cleanup(self, index: int, *, is_clean: bool) -> None:
         """Free the slot if its cleanup has succeeded, else mark the slot as broken."""
@@ -232,6 +240,7 @@ def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
             session_id=slot.session_id,
             kind=slot.kind,
             is_paused=slot.is_paused,
+            cannot_move=slot.cannot_move,
         )
         for slot in admission.slots
     ]

@@ -190,6 +190,10 @@ class Worker:
         timeout_s = self._settings.drain_timeout_s
         sessions.drain(timeout_s)
         await self._until_idle(timeout_s)
+        if not self._admission.is_idle:
+            held = [slot.session_id for slot in self._admission.slots if slot.lease_id]
+            message = "the drain has waited for %g s; these sessions end with this worker: %s"
+            _log.warning(message, timeout_s, ", ".join(held))
         sessions.stop()
         await self._until_idle(_STOP_GRACE_S)
 

@@ -36,17 +36,19 @@ _Page = TypeVar(
 
 
 class FabricRoutes:
-    """Serves the scheduler's lists. `is_draining` and `session_count` describe this edge."""
+    """Serves the scheduler's lists. The other parameters describe the sessions of this edge."""
 
     def __init__(
         self,
         fabric: FabricClient,
         is_draining: Callable[[], bool],
         session_count: Callable[[], int],
+        unmovable_count: Callable[[], int],
     ) -> None:
         self._fabric = fabric
         self._is_draining = is_draining
         self._session_count = session_count
+        self._unmovable_count = unmovable_count
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -106,6 +108,7 @@ class FabricRoutes:
                 "is_scheduler_reachable": is_reachable,
                 "is_draining": self._is_draining(),
                 "edge_session_count": self._session_count(),
+                "edge_unmovable_session_count": self._unmovable_count(),
             }
         )
 

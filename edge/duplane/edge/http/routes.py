@@ -29,7 +29,12 @@ def edge_routes(
     voices = VoiceStore(settings.ref_audio, settings.limits) if settings.ref_audio else None
     body_s = settings.limits.handshake_s
     return [
-        *FabricRoutes(fabric, lambda: sessions.is_draining, lambda: sessions.count).routes(),
+        *FabricRoutes(
+            fabric,
+            lambda: sessions.is_draining,
+            lambda: sessions.count,
+            lambda: sessions.unmovable_counts().total(),
+        ).routes(),
         *QueueRoutes(fabric, require_operator, body_s).routes(),
         *AssetRoutes(assets, settings.playback_delay_ms).routes(),
         *VoiceRoutes(voices, require_operator, settings.limits).routes(),

@@ -223,14 +223,14 @@ def _worker(
 def _session(
     lease: admin_pb2.LeaseStatus, slots: Sequence[registry_pb2.SlotReport], now: datetime
 ) -> dict[str, object]:
+    held = [slot for slot in slots if slot.lease_id == lease.claims.lease_id]
     return {
         "session_id": lease.claims.session_id or None,
         "slot": lease.claims.slot,
         "request_type": kind_name(lease.claims.kind),
         "started_at": _ago(now, lease.held_duration),
-        "is_paused": any(
-            slot.is_paused and slot.lease_id == lease.claims.lease_id for slot in slots
-        ),
+        "is_paused": any(slot.is_paused for slot in held),
+        "cannot_move": any(slot.cannot_move for slot in held),
     }
 
 

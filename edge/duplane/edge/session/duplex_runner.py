@@ -19,11 +19,13 @@ from duplane.edge.session.effects import (
     Record,
     RecordDropped,
     RecordFailed,
+    RecordFixed,
     ReportUnreachable,
     RequestPermit,
     ReturnPermit,
     Use,
 )
+from duplane.edge.session.journal import LossReason
 from duplane.edge.session.move_table import LOST_PHASES, MOVING, QUIET, MoveOutcome
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.session.slot import Slot
@@ -43,6 +45,11 @@ _log = logging.getLogger(__name__)
 _WHY_STAYED = {
     MoveOutcome.STAYED: "it has answered",
     MoveOutcome.FAILED: "no other worker can be used",
+}
+_LOSSES = {
+    LossReason.SESSION_BOUND: "its journal exceeds --journal-bytes",
+    LossReason.TOTAL_BOUND: "all journals together exceed --journal-total-bytes",
+    LossReason.NO_STATE: "the worker does not report what a rebuild needs",
 }
 _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
 
@@ -188,6 +195,17 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     written := self._spans.answered(failed, now.wall_ns)
                 ):
                     written()
+            case RecordFixed(loss):
+                self._spans.fixed(loss.reason)
+                _log.log(
+                    logging.INFO if loss.reason is LossReason.NO_STATE else logging.WARNING,
+                    "the session can no longer move, so it ends with worker %s: %s, after %d units "
+                    "of %d bytes",
+                    self.worker,
+                    _LOSSES[loss.reason],
+                    loss.unit_count,
+                    loss.byte_count,
+                )
             case RecordDropped(receipts):
                 self._units.dropped(len(receipts))
                 if self._spans.are_exported:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from duplane.edge.session.continuity import RebuildPermits
+from duplane.edge.session.journal import JournalLoss
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.slot import Slot
@@ -84,11 +85,17 @@ class RecordFailed(NamedTuple):
     failed: session_pb2.Failed
 
 
+class RecordFixed(NamedTuple):
+    """Record that the session can no longer move, because its journal was given up."""
+
+    loss: JournalLoss
+
+
 class RecordDropped(NamedTuple):
     """Record units that were dropped before they were sent."""
 
     receipts: Sequence[Receipt]
 
 
-Record = ReportUnreachable | EndMove | RecordFailed | RecordDropped
+Record = ReportUnreachable | EndMove | RecordFailed | RecordFixed | RecordDropped
 Effect = Acquire | Use | Cancel | RequestPermit | ReturnPermit | Record

@@ -5,6 +5,9 @@ A journal exists only in memory, and is deleted when its session ends.
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import NamedTuple
+
 from duplane.fabric.audio import packed_from_pcm, pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
@@ -13,6 +16,24 @@ from duplane.fabric.v1 import session_pb2
 _MESSAGE_BYTES = 4 * 1024 * 1024
 # Approximate memory of a past unit without its audio, its pictures and its `rebuild_state`.
 _ENTRY_BYTES = 256
+
+
+class LossReason(StrEnum):
+    """Why a journal was given up."""
+
+    SESSION_BOUND = "session_bound"  # it exceeded `--journal-bytes`
+    TOTAL_BOUND = "total_bound"  # all journals together exceeded `--journal-total-bytes`
+    # A delta or a digest is missing because the worker cannot rebuild conversations; or a unit was
+    # answered so late that it was forgotten.
+    NO_STATE = "no_state"
+
+
+class JournalLoss(NamedTuple):
+    """A journal that was given up, and what it contained."""
+
+    reason: LossReason
+    byte_count: int
+    unit_count: int
 
 
 class JournalSpace:
@@ -37,6 +58,7 @@ class Journal:
         self.opened = session_pb2.Opened()  # of the first worker
         # The journal is complete, so the conversation can be rebuilt.
         self.is_whole = space is not None
+        self.loss: JournalLoss | None = None  # set when the journal is given up
         self.byte_count = 0
         self._space = space or JournalSpace(0, 0)
         self._units: list[session_pb2.PastUnit] = []
@@ -51,7 +73,7 @@ class Journal:
         self.opening, self.opened = opening, opened
         self._add(opening.ByteSize())
         if not opened.model_digest:
-            self.give_up()
+            self._give_up(LossReason.NO_STATE)
 
     def append(
         self,
@@ -67,7 +89,7 @@ class Journal:
         if not self.is_whole or isinstance(outcome, session_pb2.Failed):
             return
         if request is None or not (outcome.rebuild_state or outcome.HasField("state_change")):
-            self.give_up()
+            self._give_up(LossReason.NO_STATE)
             return
         unit = request.unit
         past = session_pb2.PastUnit(
@@ -97,14 +119,17 @@ class Journal:
         space = self._space
         self.byte_count += byte_count
         space.used_bytes += byte_count
-        if self.byte_count > space.call_bytes or space.used_bytes > space.total_bytes:
-            self.give_up()
+        if self.byte_count > space.call_bytes:
+            self._give_up(LossReason.SESSION_BOUND)
+        elif space.used_bytes > space.total_bytes:
+            self._give_up(LossReason.TOTAL_BOUND)
 
-    def give_up(self) -> None:
+    def _give_up(self, reason: LossReason) -> None:
         """Delete the journal's content, because the session can no longer move. Count this once."""
         if not self.is_whole:
             return
         self.is_whole = False
+        self.loss = JournalLoss(reason, self.byte_count, self.unit_count)
         self._space.given_up_count += 1
         self.drop()
 

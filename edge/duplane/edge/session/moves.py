@@ -22,6 +22,7 @@ from duplane.edge.session.effects import (
     Effect,
     EndMove,
     RecordFailed,
+    RecordFixed,
     ReportUnreachable,
     RequestPermit,
     ReturnPermit,
@@ -178,6 +179,8 @@ class Moves:
         outgoing = None
         if self.phase in FLOWING:
             outgoing = self.queue.take(is_kept=self.phase is not MovePhase.FIXED)
+            if self.journal.loss and outgoing and outgoing.request.HasField("unit"):
+                outgoing.request.unit.cannot_move = True
         elif self.phase is MovePhase.START and self.journal.opening:
             self._fire(MoveEvent.OPEN_SENT)
             outgoing = Outgoing(session_pb2.ConverseRequest(open=self.journal.opening))
@@ -484,8 +487,10 @@ class Moves:
             self._begin(MoveCause.DRAIN, self.attempt)
 
     def _fix(self, now: Moment) -> None:
-        """End the attempt, if there is one, because the journal was given up."""
+        """End the attempt, if there is one, because the journal was given up or there is none."""
         before = self._fire(MoveEvent.GIVEN_UP)
+        if loss := self.journal.loss:
+            self._effects.append(RecordFixed(loss))
         if before in PREPARING:
             self._end_attempt(before, MoveOutcome.FAILED, now)
         self.journal.drop()

@@ -96,6 +96,7 @@ MOVE_FROM = "duplane.move.from"  # id of the worker that the session has left
 MOVE_TO = "duplane.move.to"  # id of the worker at which it continues
 MOVE_SILENT_MS = "duplane.move.silent_ms"  # time in which no worker got units
 MOVE_REBUILD_MS = "duplane.move.rebuild_ms"  # from the settings to the last past unit
+CANNOT_MOVE = "duplane.cannot_move"  # why the session can no longer move
 BATCH_SIZE = "duplane.batch.size"
 CHAT_FINISH = "duplane.chat.finish"
 CHAT_SEQUENCE = "duplane.chat.sequence"

@@ -266,7 +266,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[_Union[LeavingReason, str]] = ..., remaining_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids")
+    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,7 @@ class Unit(_message.Message):
     RECEIVE_TIME_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     FORCED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CANNOT_MOVE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio: bytes
     video_frames: _containers.RepeatedScalarFieldContainer[bytes]
@@ -283,7 +284,8 @@ class Unit(_message.Message):
     receive_time: _timestamp_pb2.Timestamp
     trace: _trace_pb2.TraceContext
     forced_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    cannot_move: bool
+    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("timeout",)

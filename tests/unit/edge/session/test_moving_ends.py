@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.edge.moved_play import LIMITS, Play
 
 from duplane.edge.close import CloseReason
+from duplane.edge.session.journal import JournalLoss, LossReason
 from duplane.edge.session.move_table import MoveCause, MovePhase, cause_of
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
@@ -137,12 +140,26 @@ def test_session_ends_when_no_slot_can_be_had(play: Play, reason: Reason) -> Non
     assert play.session.closed.reason is CloseReason.FAILED
 
 
-def test_session_whose_journal_is_too_large_ends_with_its_worker() -> None:
-    play = Play(limits=Limits(journal_bytes=50_000))
+@pytest.mark.parametrize(
+    ("bound", "reason"),
+    [
+        ("journal_bytes", LossReason.SESSION_BOUND),
+        ("journal_total_bytes", LossReason.TOTAL_BOUND),
+    ],
+)
+def test_session_whose_journal_is_too_large_ends_with_its_worker(
+    bound: str, reason: LossReason
+) -> None:
+    play = Play(limits=replace(Limits(), **{bound: 50_000}))
     play.begin()
-    for _ in range(2):
+    for number in range(3):
         play.chunk()
+        play.pump()
+        assert play.worker
+        assert play.worker.inbox[-1].cannot_move is (number == 2)
         play.settle()
+    assert play.losses == [JournalLoss(reason, play.losses[0].byte_count, 2)]
+    assert play.losses[0].byte_count > 64_000
     assert play.space.given_up_count == 1
     assert not play.can_move
     assert play.moves.phase is MovePhase.FIXED

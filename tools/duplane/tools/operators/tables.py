@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -25,6 +25,12 @@ _STATES = (
 def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
     """Return tables of schedulers, workers, leases and queue, of at most `row_limit` rows each."""
     state = merge(views)
+    unmovable = {
+        slot.lease_id
+        for status in state.workers
+        for slot in status.worker.slots
+        if slot.cannot_move
+    }
     parts = (
         ("schedulers", ("", "state", "workers", "leases", "waiting"), map(_scheduler, views)),
         (
@@ -35,7 +41,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         (
             f"leases: {len(state.leases)}",
             ("", "worker", "slot", "kind", "state", "held s", "left s"),
-            map(_lease, state.leases),
+            (_lease(lease, unmovable) for lease in state.leases),
         ),
         (
             f"waiting: {len(state.tickets)} of at most {state.ticket_limit}",
@@ -92,14 +98,17 @@ def _worker(status: admin_pb2.WorkerStatus) -> Sequence[str]:
     return (register.worker_id, state, *slots, register.pool or "-", labels, register.address)
 
 
-def _lease(lease: admin_pb2.LeaseStatus) -> Sequence[str]:
+def _lease(lease: admin_pb2.LeaseStatus, unmovable: Collection[str]) -> Sequence[str]:
+    """Return the row of a lease; `unmovable` has the leases whose sessions cannot move."""
     claims = lease.claims
+    is_fixed = claims.lease_id in unmovable
+    state = "cannot move" if is_fixed else "claimed" if lease.is_claimed else "granted"
     return (
         claims.session_id or claims.lease_id,
         claims.worker_id,
         str(claims.slot),
         kind_name(claims.kind),
-        "claimed" if lease.is_claimed else "granted",
+        state,
         f"{to_seconds(lease.held_duration):.0f}",
         f"{to_seconds(lease.estimated_remaining):.0f}",
     )

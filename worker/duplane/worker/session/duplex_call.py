@@ -53,7 +53,8 @@ CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason if a unit does not fit into 
 class DuplexCall(Call[session_pb2.ConverseResponse]):
     """The call of one duplex session, after its claim.
 
-    `on_pause(is_paused)` is called at every pause and resume.
+    `on_pause(is_paused)` is called at every pause and resume, and `on_fixed` when the client says
+    that the session can no longer move to another worker.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         reporter: UnitReporter,
         limits: SessionLimits,
         on_pause: Callable[[bool], None],
+        on_fixed: Callable[[], None],
     ) -> None:
         outbox_capacity = engine.constants.count_of(limits.outbox_message_count)
         super().__init__(stream, claims.slot, engine, limits, outbox_capacity)
         self._state = state
         self._reporter = reporter
         self._on_pause = on_pause
+        self._on_fixed = on_fixed
         self._is_omni = claims.kind == lease_pb2.SESSION_KIND_OMNI_DUPLEX
         self._token_limit = engine.constants.context_capacity
         self._last_sequence = -1
@@ -207,6 +210,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             is_paused=self._state.state is CallState.PAUSED,
         )
         self._last_sequence = max(self._last_sequence, request.sequence)
+        if request.cannot_move:
+            self._on_fixed()
         if isinstance(entry, UnitRecord):
             # No message is read during this wait, so units keep their order and are decoded one at
             # a time.

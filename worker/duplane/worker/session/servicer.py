@@ -98,6 +98,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         If `remaining_s` is given, the worker ends the calls after this time.
         """
         self._admission.drain()
+        if unmovable := [slot.session_id for slot in self._admission.slots if slot.cannot_move]:
+            end = "" if remaining_s is None else f", at most {remaining_s:g} s"
+            _log.warning(
+                "these sessions cannot move to another worker; the drain waits for their ends%s: "
+                "%s",
+                end,
+                ", ".join(unmovable),
+            )
         leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
         if remaining_s is not None:
             leaving.remaining_time.CopyFrom(to_duration(remaining_s))
@@ -157,7 +165,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         def on_pause(is_paused: bool) -> None:
             self._admission.set_paused(claims.slot, claims.lease_id, is_paused)
 
-        call = DuplexCall(context, state, claims, self._engine, reporter, self._limits, on_pause)
+        def on_fixed() -> None:
+            self._admission.set_cannot_move(claims.slot, claims.lease_id)
+
+        call = DuplexCall(
+            context, state, claims, self._engine, reporter, self._limits, on_pause, on_fixed
+        )
         with logged_ids(claims.session_id, trace):
             try:
                 await self._run(call, claims, span)
