@@ -32,6 +32,8 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 class Phase(Enum):
     """The phase of a session; it decides which client events are legal."""
 
+    __hash__ = object.__hash__  # each unit is looked up in several sets; that of Enum is slow
+
     START = auto()  # only settings and closing are legal
     OPENING = auto()  # settings are accepted; the conversation is not ready yet
     ACTIVE = auto()  # the session takes units or turns

@@ -57,6 +57,8 @@ def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
 class MovePhase(Enum):
     """What a conversation does to leave its worker."""
 
+    __hash__ = object.__hash__  # each unit is looked up in several sets; that of Enum is slow
+
     START = auto()  # the settings are not sent to the first worker yet
     OPENING = auto()  # the first worker opens the conversation
     SETTLED = auto()  # the conversation is at one worker
