@@ -31,6 +31,8 @@ class Availability:
         self.changed = asyncio.Event()
         self._parts = parts
         self._is_stopping = False
+        self._refusal = ""  # why the store refuses changes
+        store.watch_refusal(self._on_refusal)
         store.watch_contact(self._on_contact)
 
     def stop(self) -> None:
@@ -40,7 +42,11 @@ class Availability:
 
     def _on_contact(self, is_lost: bool) -> None:
         if not self._is_stopping:
-            self._refuse("the scheduler has no contact to its store" if is_lost else "")
+            why = self._refusal or "the scheduler has no contact to its store"
+            self._refuse(why if is_lost else "")
+
+    def _on_refusal(self, refusal: str) -> None:
+        self._refusal = refusal
 
     def _refuse(self, why: str) -> None:
         self.is_serving = not why

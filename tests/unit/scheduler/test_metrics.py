@@ -60,6 +60,20 @@ class LosableStore(MemoryStore):
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         self.lose = listener
 
+    def watch_refusal(self, listener: Callable[[str], None]) -> None:
+        self.refuse = listener
+
+
+def test_store_that_refuses_changes_is_shown() -> None:
+    store = LosableStore(boot_ms=1)
+    registry = CollectorRegistry()
+    MeasuredStore(store, registry)
+    seen = [registry.get_sample_value("duplane_store_writable")]
+    for refusal in ("etcd is full", ""):
+        store.refuse(refusal)
+        seen.append(registry.get_sample_value("duplane_store_writable"))
+    assert seen == [1, 0, 1]
+
 
 def test_lost_contact_to_the_store_is_shown_and_counted() -> None:
     store = LosableStore(boot_ms=1)
