@@ -265,3 +265,33 @@ async def test_rolling_restart_of_all_workers_loses_no_session(
             await restarted
     for client in clients:
         check(client, undisturbed)
+
+
+async def test_worker_waits_for_a_session_that_cannot_move() -> None:
+    """The journal of the session has exceeded its bound, so no other worker can continue it."""
+    environment = {"DUPLANE_WORKERS": "2", "DUPLANE_JOURNAL_BYTES": "100000"}
+    async with RealFabric.starting("scripted", **environment) as fabric:
+
+        async def cannot_move() -> bool:
+            rows = (await fabric.get("/workers"))[1]["workers"]
+            return any(session["cannot_move"] for row in rows for session in row["sessions"])
+
+        async def has_said_so() -> bool:
+            return any("cannot move to another worker" in line for line in fabric.log)
+
+        async with talking(fabric, 2) as client:
+            await client.exchange()
+            assert not await cannot_move()
+            for _ in range(4):
+                await client.exchange()
+            await until(cannot_move, WAIT_S)
+            assert (await fabric.status())["edge_unmovable_session_count"] == 1
+            worker = await client.worker()
+            worker.terminate()
+            await until(has_said_so, WAIT_S)
+            for _ in range(4):
+                await client.exchange()
+            assert await client.worker() == worker
+        await until_ended(worker)
+        assert sum("can no longer move" in line for line in fabric.log) == 1
+        assert not any("the session leaves" in line for line in fabric.log)
