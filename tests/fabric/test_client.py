@@ -11,10 +11,12 @@ from typing import Any
 import grpc.aio
 import pytest
 from cachetools import TTLCache
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fabric.fault_proxy import FaultProxy
 from support.scheduler.scheduler_harness import AUDIO, SchedulerHarness
 from support.time_limits import WITHIN_S
 
+from duplane.fabric import avoided_workers
 from duplane.fabric import client as client_module
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.client import FabricClient
@@ -23,6 +25,9 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, lease_pb2_grpc
 
 LIST = admin_pb2.ListTicketsRequest()
+NOWHERE = "127.0.0.1:9"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_scheduler_address_without_a_port_is_refused() -> None:
@@ -73,6 +78,24 @@ async def test_scheduler_that_does_not_answer_is_left_for_the_next(
         await client.release((await client.acquire(wanted("first"))).lease_id)
         proxy.hold()
         async with asyncio.timeout(8):  # gRPC's ping would detect it after 10 s or more
+            await client.release((await client.acquire(wanted("second"))).lease_id)
+        await worker.vanish()
+
+
+@pytest.mark.timing
+async def test_frozen_scheduler_is_left_because_it_does_not_answer_a_health_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "FIRST_ANSWER_S", 10 * WITHIN_S)
+    async with (
+        SchedulerHarness.running() as harness,
+        FaultProxy(harness.address) as proxy,
+        FabricClient([proxy.address, harness.address]) as client,
+    ):
+        worker = await harness.worker()
+        await client.release((await client.acquire(wanted("first"))).lease_id)
+        proxy.hold()
+        async with asyncio.timeout(5):  # gRPC's ping would detect it after 7 s or more
             await client.release((await client.acquire(wanted("second"))).lease_id)
         await worker.vanish()
 
@@ -242,7 +265,7 @@ class PassingCache(TTLCache[str, Any, float]):
 async def test_worker_may_cease_to_be_avoided_while_a_request_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "TTLCache", PassingCache)
+    monkeypatch.setattr(avoided_workers, "TTLCache", PassingCache)
     noting = Noting()
     async with client_of(noting) as client:
         for worker_id in ("one", "another", "third", "fourth"):
@@ -275,3 +298,80 @@ async def test_request_names_the_registrations_that_it_avoids() -> None:
         for one in noting.requests
     ]
     assert named == [{"left": 5, "lost": 7}, {"left": 5, "lost": 7}]
+
+
+class CountedHealth(health_pb2_grpc.HealthServicer):
+    """A health service that counts the checks, and answers each with `status`."""
+
+    def __init__(self, status: health_pb2.HealthCheckResponse.ServingStatus = SERVING) -> None:
+        self.status = status
+        self.count = 0
+        self.changed = asyncio.Condition()
+
+    async def Check(self, request: object, context: object) -> health_pb2.HealthCheckResponse:
+        async with self.changed:
+            self.count += 1
+            self.changed.notify_all()
+        return health_pb2.HealthCheckResponse(status=self.status)
+
+    async def until_checked(self, count: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.count >= count)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, leases: lease_pb2_grpc.LeaseServiceServicer) -> AsyncGenerator[str]:
+        """Serve, and yield the address; the whole body has a time limit."""
+        server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        lease_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                yield f"127.0.0.1:{port}"
+        finally:
+            await server.stop(None)
+
+
+class Slow(ScriptedLeases):
+    """A scheduler that waits for its store before it grants."""
+
+    def __init__(self) -> None:
+        self.may_grant = asyncio.Event()
+
+    async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self, request: object, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        await self.may_grant.wait()
+        granted = lease_pb2.Granted(lease_id="lease of the slow one")
+        await context.write(lease_pb2.AcquireLeaseResponse(granted=granted))
+
+
+async def test_scheduler_that_is_only_slow_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "FIRST_ANSWER_S", 10 * WITHIN_S)
+    health, slow = CountedHealth(), Slow()
+    async with health.serving(slow) as address, FabricClient([address, NOWHERE]) as client:
+        acquiring = [asyncio.create_task(client.acquire(wanted(f"{n}"))) for n in range(9)]
+        await health.until_checked(2)
+        assert health.count == 2  # all requests share a check
+        slow.may_grant.set()
+        assert {(await one).lease_id for one in acquiring} == {"lease of the slow one"}
+
+
+@pytest.mark.parametrize("status", [SERVING, NOT_SERVING])
+async def test_worker_is_avoided_until_it_serves_again(
+    status: health_pb2.HealthCheckResponse.ServingStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(avoided_workers, "_AVOID_S", 10 * WITHIN_S)
+    health, noting = CountedHealth(status), Noting()
+    async with health.serving(noting) as address, FabricClient([address]) as client:
+        lost = lease_pb2.Granted(lease_id="lease", worker_id="lost", worker_address=address)
+        client.report_unreachable(lost)
+        await client.acquire(wanted("before"))
+        assert list(noting.requests[-1].avoided_worker_ids) == ["lost"]
+        await health.until_checked(1 if status == SERVING else 2)
+        while noting.requests[-1].avoided_worker_ids and status == SERVING:
+            await client.acquire(wanted("after"))
+        await client.acquire(wanted("at last"))
+        expected = [] if status == SERVING else ["lost"]
+        assert list(noting.requests[-1].avoided_worker_ids) == expected

@@ -11,20 +11,18 @@ import contextlib
 import itertools
 import logging
 import random
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import grpc.aio
 from cachetools import TTLCache
-from grpc_health.v1 import health_pb2
 
 from duplane.fabric.addresses import parse_address, resolve
-from duplane.fabric.channel import health_grpc
+from duplane.fabric.avoided_workers import AvoidedWorkers
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.converse import ConverseStream
-from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, from_rpc
+from duplane.fabric.health_checks import TIME_LIMIT_S, UNREACHABLE_CODES, HealthChecks
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import (
     admin_pb2_grpc,
@@ -43,26 +41,20 @@ _AcquireCall = grpc.aio.UnaryStreamCall[
 ]
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 OnGranted = Callable[[lease_pb2.Granted], None]
-_UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 # If no scheduler answers, the client pauses for _RETRY_S and waits up to CONNECT_S for a
 # connection. Then it calls all schedulers again.
 _RETRY_S = 0.2
 CONNECT_S = 0.5
-FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
+# Waits for a scheduler's first answer, if there is another scheduler. A scheduler whose store is
+# slow may need some seconds. One that is frozen does not answer a health check either.
+FIRST_ANSWER_S = 3.0
+_SILENCE_S = 0.25  # without a first answer, before each health check of the scheduler
 _END_S = 0.5  # longest wait after a grant for the end of the call; then the grant is used anyway
 _RELEASE_TIMEOUT_S = 2.0
 _CLAIM_ATTEMPTS = 6  # failed claims after which a session is given up
 FIRST_CLAIM_BACKOFF_S = 0.2  # doubled after each grant that could not be claimed
-_AVOID_S = 15.0  # how long a worker that could not be reached is avoided
+_UNREPORTED_S = 15.0  # how long it is remembered that a worker could not be reached
 _MAX_UNREPORTED = 1024  # leases on unreachable workers that are not given back yet
-_MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
-
-
-class _Avoided(NamedTuple):
-    """Until when a worker is avoided (monotonic), unless it registers again before."""
-
-    until_s: float
-    epoch: int  # of the registration that is avoided; 0 means any
 
 
 class FabricClient:
@@ -79,12 +71,13 @@ class FabricClient:
         self._schedulers: Sequence[str] = ()  # resolved addresses
         self._preferred = 0
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
+        self._scheduler_checks = HealthChecks(self._to_schedulers)
+        self._worker_checks = HealthChecks(self._to_workers)
+        self._avoided = AvoidedWorkers(self._worker_checks)
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
-        # The workers, by id, that are avoided because they were not reachable.
-        self._avoided = TTLCache[str, _Avoided, float](_MAX_AVOIDED, _AVOID_S)
         # Lease id -> the id of its worker, for leases whose worker could not be reached.
-        self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
+        self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _UNREPORTED_S)
 
     async def __aenter__(self) -> FabricClient:
         await self._find_schedulers()
@@ -100,6 +93,9 @@ class FabricClient:
         if self._connecting:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
+        await self._avoided.close()
+        await self._scheduler_checks.close()
+        await self._worker_checks.close()
         await self._to_schedulers.close()
         await self._to_workers.close()
 
@@ -119,7 +115,7 @@ class FabricClient:
                     return await call(admin_pb2_grpc.AdminServiceStub(channel))
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc(error)
-                if error.code() not in _UNREACHABLE_CODES:
+                if error.code() not in UNREACHABLE_CODES:
                     break
         raise failure
 
@@ -135,22 +131,9 @@ class FabricClient:
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
         on_queued = on_queued and _never_growing(on_queued)
-        until_s = time.monotonic() + _AVOID_S
-        epochs = itertools.chain(request.avoided_worker_epochs, itertools.repeat(0))
-        own_avoided = {
-            worker_id: _Avoided(until_s, epoch)
-            for worker_id, epoch in zip(request.avoided_worker_ids, epochs, strict=False)
-        }
+        own_avoided = self._avoided.own(request)
         for attempt in itertools.count(1):
-            # During the iteration of `items`, no entry expires. In `**self._avoided`, one could.
-            avoided = {**own_avoided, **dict(self._avoided.items())}
-            ends_s = (one.until_s for one in avoided.values())
-            left_s = max(ends_s, default=0.0) - time.monotonic()
-            current.avoided_worker_ids[:] = list(avoided)[:_MAX_AVOIDED]
-            current.avoided_worker_epochs[:] = [one.epoch for one in avoided.values()][
-                :_MAX_AVOIDED
-            ]
-            current.avoided_duration.CopyFrom(to_duration(left_s))
+            self._avoided.write(current, own_avoided)
             used = self._preferred
             try:
                 granted = await self._acquire_once(self._schedulers[used], current, on_queued)
@@ -185,22 +168,23 @@ class FabricClient:
         """Acquire a lease from one scheduler. Writes the assigned ticket to `request.ticket_id`."""
         async with self._to_schedulers.use(scheduler) as channel:
             call = lease_pb2_grpc.LeaseServiceStub(channel).AcquireLease(request)
-            return await self._read_grant(call, request, on_queued)
+            return await self._read_grant(call, request, on_queued, scheduler)
 
     async def _read_grant(
         self,
         call: _AcquireCall,
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
+        scheduler: str,
     ) -> lease_pb2.Granted:
         """Return the grant from the stream of one call. Write the ticket's id to `request`."""
-        first_answer_s = FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
             # Read the stream to its end. If the client cancelled the call after the grant, it would
             # be unclear to the scheduler whether the grant has arrived.
-            async with asyncio.timeout(first_answer_s) as limit:
+            async with self._waiting(scheduler) as (limit, watch):
                 async for response in call:
+                    watch.cancel()
                     limit.reschedule(None)
                     if response.WhichOneof("event") == "granted":
                         granted = response.granted
@@ -226,6 +210,29 @@ class FabricClient:
         if granted is None:
             raise FabricError(Reason.UNAVAILABLE, "the scheduler ended the call without a grant")
         return granted
+
+    @contextlib.asynccontextmanager
+    async def _waiting(
+        self, scheduler: str
+    ) -> AsyncGenerator[tuple[asyncio.Timeout, asyncio.Task[None]]]:
+        """Limit the wait for the first answer of a scheduler. Yield the limit and its watch."""
+        has_others = len(self._schedulers) > 1
+        async with asyncio.timeout(FIRST_ANSWER_S if has_others else None) as limit:
+            watch = asyncio.create_task(self._end_if_frozen(scheduler, limit))
+            if not has_others:
+                watch.cancel()
+            try:
+                yield limit, watch
+            finally:
+                watch.cancel()
+
+    async def _end_if_frozen(self, scheduler: str, limit: asyncio.Timeout) -> None:
+        """End a wait when the scheduler does not answer a health check."""
+        answers = True
+        while answers:
+            await asyncio.sleep(_SILENCE_S)
+            answers = await self._scheduler_checks.answers(scheduler, TIME_LIMIT_S)
+        limit.reschedule(asyncio.get_running_loop().time())
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back. If the scheduler does not answer, the slot is freed later."""
@@ -300,13 +307,7 @@ class FabricClient:
 
     async def is_alive(self, worker_address: str, within_s: float) -> bool:
         """Return whether a worker answers a health check at all, whatever the answer is."""
-        request = health_pb2.HealthCheckRequest()
-        try:
-            async with self._to_workers.use(worker_address) as channel:
-                await health_grpc.HealthStub(channel).Check(request, timeout=within_s)
-        except grpc.aio.AioRpcError as error:
-            return error.code() not in _UNREACHABLE_CODES
-        return True
+        return await self._worker_checks.answers(worker_address, within_s)
 
     @contextlib.asynccontextmanager
     async def chat(
@@ -351,8 +352,7 @@ class FabricClient:
     def report_unreachable(self, granted: lease_pb2.Granted) -> None:
         """Record that a worker is lost: `acquire` then avoids it, and `release` reports it."""
         if granted.worker_id:
-            until_s = time.monotonic() + _AVOID_S
-            self._avoided[granted.worker_id] = _Avoided(until_s, granted.worker_epoch)
+            self._avoided.add(granted)
             self._unreachable[granted.lease_id] = granted.worker_id
 
 
