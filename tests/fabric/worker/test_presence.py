@@ -202,6 +202,9 @@ async def test_a_drain_names_the_sessions_that_cannot_move_and_waits_for_them(
             await client.send(unit(1, cannot_move=True))
             assert (await client.delta()).sequence == 1
             await other.leaving()
+            await other.send(unit(1, cannot_move=True))
+            assert (await other.delta()).sequence == 1
+            assert sum("can no longer move" in one.message for one in caplog.records) == 1
             for one in (client, other):
                 await one.close()
                 await one.closed()

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplane.fabric.audio import (
+    MAX_EXPONENT,
     WAV_HEAD,
     AudioError,
     int16_from_pcm,
+    packed_from_pcm,
     pcm_from_int16,
     pcm_from_samples,
     read_audio_file,
@@ -68,6 +70,34 @@ def test_float32_is_rounded_to_the_nearest_int16(values: list[float]) -> None:
     error = samples_from_pcm(pcm_from_int16(int16)) - samples
     # There is no int16 for 1.0.
     assert (np.abs(error) * 32768 <= np.where(samples > 32767 / 32768, 1.0, 0.5)).all()
+
+
+@given(st.lists(st.integers(-32768, 32767), max_size=50), st.integers(0, 4))
+def test_int16_of_a_louder_source_survives(values: list[int], gain_exponent: int) -> None:
+    pcm = pcm_from_samples(np.array(values, np.float32) * (2.0**gain_exponent / 32768))
+    packed = packed_from_pcm(pcm)
+    assert packed is not None
+    assert pcm_from_int16(*packed) == pcm
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50))
+def test_samples_of_any_amplitude_are_packed(values: list[float]) -> None:
+    samples = np.array(values, np.float32)
+    packed = packed_from_pcm(pcm_from_samples(samples))
+    assert packed is not None
+    int16, exponent = packed
+    assert len(int16) == 2 * len(values)
+    assert 0 <= exponent <= MAX_EXPONENT
+    error = np.abs(samples_from_pcm(pcm_from_int16(int16, exponent)) - samples)
+    # There is no int16 for a sample of 2**exponent, or just above it.
+    assert error.max() <= 1.5 * 2.0**exponent / 32768
+    # The exponent is the smallest one.
+    assert exponent == 0 or np.abs(samples).max() > 2.0 ** (exponent - 1)
+
+
+@pytest.mark.parametrize("value", [1.01e6, -1.01e6, float("nan"), float("inf")])
+def test_samples_that_are_not_accepted_are_not_packed(value: float) -> None:
+    assert packed_from_pcm(pcm_from_samples(np.array([0.0, value], np.float32))) is None
 
 
 def test_full_scale_is_the_nearest_int16() -> None:

@@ -195,12 +195,14 @@ class Admission:
         if is_held and slot.is_paused != is_paused:
             self._set(replace(slot, is_paused=is_paused))
 
-    def set_cannot_move(self, index: int, lease_id: str) -> None:
-        """Record that the session cannot move. Do nothing if the session has ended."""
+    def set_cannot_move(self, index: int, lease_id: str) -> bool:
+        """Record that the session cannot move. Return False if this is known, or it has ended."""
         slot = self._slots[index]
         is_held = slot.state is SlotState.OCCUPIED and slot.lease_id == lease_id
-        if is_held and not slot.cannot_move:
+        is_new = is_held and not slot.cannot_move
+        if is_new:
             self._set(replace(slot, cannot_move=True))
+        return is_new
 
     def begin_cleanup(self, index: int) -> None:
         """Mark a slot as being cleaned, after its session has ended."""

@@ -106,11 +106,12 @@ class Journal:
             frame_bytes = sum(map(len, unit.video_frames))
         if unit.HasField("max_slice_count"):
             past.max_slice_count = unit.max_slice_count
+        audio_bytes = len(unit.audio)
         if packed := packed_from_pcm(unit.audio):
             past.audio_int16, past.audio_exponent = packed
+            audio_bytes = len(packed[0])
         else:
             past.audio = unit.audio
-        audio_bytes = len(past.audio_int16) + len(past.audio)
         self._units.append(past)
         self._add(audio_bytes + frame_bytes + len(past.rebuild_state) + _ENTRY_BYTES)
 

@@ -166,7 +166,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._admission.set_paused(claims.slot, claims.lease_id, is_paused)
 
         def on_fixed() -> None:
-            self._admission.set_cannot_move(claims.slot, claims.lease_id)
+            is_new = self._admission.set_cannot_move(claims.slot, claims.lease_id)
+            if is_new and self._admission.is_draining:
+                _log.warning("the drain waits for a session that can no longer move")
 
         call = DuplexCall(
             context, state, claims, self._engine, reporter, self._limits, on_pause, on_fixed
