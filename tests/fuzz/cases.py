@@ -57,6 +57,7 @@ class Case:
     path: str
     limits: Limits
     lines: tuple[Line, ...]
+    can_move: bool = False  # a session that loses its worker waits for another, which never comes
     is_hoarding: bool = False  # once the session is open, nobody takes its requests to the worker
 
     @property
@@ -90,7 +91,14 @@ def corpus() -> Corpus:
         dialect = "b_chat" if name.startswith("b_chat") else name[0]
         lines = [_line(step) for step in transcript.steps if step.who not in _ANSWERS]
         transcripts[dialect].append(
-            Case(name, dialect, transcript.path, _limits(transcript), tuple(lines))
+            Case(
+                name,
+                dialect,
+                transcript.path,
+                _limits(transcript),
+                tuple(lines),
+                transcript.can_move,
+            )
         )
         for line in lines:
             if line.message and line.message.raw is None:
@@ -140,7 +148,8 @@ def make_case(seed: str, dialect: str) -> Case:
     if not any(line.message and line.message.is_mutated for line in lines):
         lines.insert(rng.randint(0, len(lines)), _one_more(rng, dialect, all_of_it))
     path = base.path if rng.random() < 0.9 else _path(rng, base.path)
-    return Case(seed, dialect, path, base.limits, tuple(lines), rng.random() < 0.1)
+    is_hoarding = rng.random() < 0.1
+    return Case(seed, dialect, path, base.limits, tuple(lines), base.can_move, is_hoarding)
 
 
 def _path(rng: Random, path: str) -> str:

@@ -49,7 +49,7 @@ def check_continuation(run: SessionRun) -> None:
         return
     if run.chat:
         _continue_chat(run)
-    else:
+    elif not run.is_lost:
         _continue_duplex(run)
     if run.is_over:
         if (

@@ -130,6 +130,8 @@ def transcript_of(run: SessionRun, what: str = "") -> str:
     if run.case.is_hoarding:
         lines.append("# the worker's host took nothing")
     lines += [f"path {run.case.path}", f"limits {_bounds(run.case.limits)}"]
+    if run.case.can_move:
+        lines.append("moves")
     told = run.log if what else run.log[: run.over_at]
     lines += [_written(kind, entry) for kind, entry in told]
     if run.session.closed:

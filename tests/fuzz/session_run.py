@@ -27,7 +27,10 @@ from duplane.edge.dialects.dialect import Phase
 from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.move_table import LOST_PHASES
 from duplane.edge.transport.closing import cut_reason
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -50,8 +53,10 @@ class SessionRun:
         self.case = case
         self.now = BEGIN
         entry = parse_target(case.path, {})
+        journals = JournalSpace(2**20, 2**20) if case.can_move else None
+        continuity = Continuity(journals, RebuildPermits(1), new_seed=lambda: 7)
         self.session = ENDPOINTS[entry.route, entry.mode].new_session(
-            IDENTITY, case.limits, self.now
+            IDENTITY, case.limits, self.now, continuity
         )
         self.chat = self.session if isinstance(self.session, ChatSession) else None
         self.duplex = self.session if isinstance(self.session, DuplexSession) else None
@@ -75,6 +80,11 @@ class SessionRun:
         return (
             "B chat" if self.chat and self.chat.dialect.name == "B" else self.session.dialect.name
         )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session has lost its worker and waits for another one."""
+        return self.duplex is not None and self.duplex.moves.phase in LOST_PHASES
 
     @property
     def is_over(self) -> bool:
@@ -261,6 +271,8 @@ class SessionRun:
 
         If the message answers a unit, it gets the sequence of the unit.
         """
+        if self.is_lost:
+            return False
         match response.WhichOneof("message"):
             case "opened":
                 return self._was_open_sent and not self.is_opened

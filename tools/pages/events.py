@@ -57,9 +57,9 @@ def read(dialect: str) -> dict[str, Any]:
 def events(dialect: str, side: Side) -> Mapping[str, Event]:
     """Return the events that clients, or the edge, send in a dialect."""
     specification = read(dialect)
-    chat: dict[str, Any] = specification["chat"] if dialect == "B chat" else {}
-    named: dict[str, dict[str, Any]] = specification[side] | chat.get(side, {})
-    tables = (chat.get("fields", {}), specification.get("fields", {}), _file("fields"))
+    own: dict[str, Any] = specification.get("chat" if dialect == "B chat" else "duplex", {})
+    named: dict[str, dict[str, Any]] = specification[side] | own.get(side, {})
+    tables = (own.get("fields", {}), specification.get("fields", {}), _file("fields"))
     parts = specification.get("parts", {})
     return {kind: _event(kind, lists, parts, tables) for kind, lists in named.items()}
 

@@ -9,8 +9,10 @@ from duplane.edge.session.move_table import TRANSITIONS, MoveEvent, MovePhase
 _HEAD = """\
 ## How a session moves to another worker
 
-A duplex session is in one of these phases, which its client does not see. The
-present worker gets the units; the next worker is the one to which the session moves.
+A duplex session is in one of these phases. In dialects B and C, its client sees one note
+(`session.moving` or `moving`) when the worker is lost after the conversation was ready; the
+next answer comes from another worker. The present worker gets the units; the next worker is
+the one to which the session moves.
 """
 PHASES: Mapping[MovePhase, str] = {
     MovePhase.START: "the edge has not sent the settings to the first worker yet",

@@ -145,6 +145,7 @@ def _duplex(dialect: str) -> Iterable[bytes]:
     send(append)
     speech = session_pb2.Speech(text="Hello!", audio=_SOUND)
     respond(delta=session_pb2.Delta(sequence=1, speech=speech, context_token_count=44))
+    events += session.dialect.moving(_LIMITS.failover_s, _NOW)
     for kind in others:
         send(kind)
     timeout = Close(CloseReason.TIMEOUT, "session time limit")

@@ -34,8 +34,8 @@ async def test_live_edge_says_what_is_written(name: str, tmp_path: Path) -> None
     recording = RecordingSettings(tmp_path) if transcript.is_recorded else None
     limits = impatient(transcript.limits)
     clock = HandSetClock()
-    settings = {"recording": recording, "continuity": "off"}  # a lost worker ends the session
-    async with live_edge(limits, clock=clock, **settings) as edge:
+    continuity = "worker" if transcript.can_move else "off"
+    async with live_edge(limits, clock=clock, recording=recording, continuity=continuity) as edge:
         await LiveReplay(transcript, edge).run()
 
 

@@ -41,6 +41,7 @@ CHUNK = '{"type":"audio_chunk","audio_base64":"@pcm:16000"}'
 SHORT = '{"type":"audio_chunk","audio_base64":"@pcm:100"}'
 APPEND = '{"type":"input_audio_buffer.append","audio":"@pcm:16000"}'
 PROMPT, PER_UNIT = 7, 12
+_NOTES = ("moving", "session.moving")
 
 
 class Worker:
@@ -134,7 +135,8 @@ class Play:
         assert isinstance(session, DuplexSession)
         self.session = session
         self.moves = session.moves
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []  # without the notes
+        self.notes: list[dict[str, Any]] = []  # that the worker is lost
         self.outcomes: list[MoveOutcome] = []  # of the attempts to move, in order
         self.losses: list[JournalLoss] = []
         self.present: Worker | None = Worker()
@@ -162,7 +164,8 @@ class Play:
         return self.moves.phase is MovePhase.CHANGING
 
     def tell(self, events: list[bytes]) -> None:
-        self.events += map(orjson.loads, events)
+        for event in map(orjson.loads, events):
+            (self.notes if event["type"] in _NOTES else self.events).append(event)
         while self.session.effects:
             self._execute(self.session.effects.popleft())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +42,11 @@ from duplane.edge.routing import (
     unsupported_mode,
 )
 from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.effects import RequestPermit, ReturnPermit
+from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.move_table import MOVING
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -83,6 +88,8 @@ class PureReplay:
         self._matcher = Matcher()
         entry = parse_target(transcript.path, {})
         identity = RECORDED if transcript.is_recorded else IDENTITY
+        journals = JournalSpace(2**20, 2**20) if transcript.can_move else None
+        continuity = Continuity(journals, RebuildPermits(1), new_seed=lambda: 7)
         endpoint = ENDPOINTS.get((entry.route, entry.mode))
         if endpoint is None:
             endpoint = Endpoint(REFUSAL_DIALECTS[entry.route], MODES[DEFAULT_MODE])
@@ -90,7 +97,7 @@ class PureReplay:
             self._tell(self.session.end(unsupported_mode(entry.mode), self.now))
             self._moved(Step(0, "connects", "", transcript.path), Phase.START)
         else:
-            self.session = endpoint.new_session(identity, transcript.limits, self.now)
+            self.session = endpoint.new_session(identity, transcript.limits, self.now, continuity)
 
     def run(self) -> None:
         for step in self.transcript.steps:
@@ -109,8 +116,18 @@ class PureReplay:
         assert not self.requests, f"not in the transcript: {self.requests}"
 
     def _take_requests(self, session: DuplexSession) -> None:
-        while outgoing := session.take(self.now):
-            self.requests.append(outgoing.request)
+        moves = session.moves
+        while effects := session.effects:
+            match effects.popleft():
+                case RequestPermit(permits, slot):
+                    permits.request(slot, functools.partial(moves.permitted, slot))
+                case ReturnPermit(permits, slot):
+                    permits.give_back(slot)
+                case _:
+                    pass
+        for slot in (moves.present, moves.attempt.slot):
+            while outgoing := session.take(self.now, slot):
+                self.requests.append(outgoing.request)
 
     def _moved(self, step: Step, before: Phase) -> None:
         dialect = self.session.dialect
@@ -168,10 +185,15 @@ class PureReplay:
                     assert self.session.needs_slot, f"line {step.line}: not asked for"
                     self._tell(self.session.granted(2.0, self.now))
                 else:
-                    self._tell(self.session.granted(60.0, self.now))
+                    self._tell(self._claimed(self.session))
             case _:
                 error = FabricError(Reason(step.rest), "scripted")
                 self._tell(self.session.failed(error, self.now))
+
+    def _claimed(self, session: DuplexSession) -> list[bytes]:
+        moves = session.moves
+        slot = moves.attempt.slot if moves.phase in MOVING else moves.present
+        return session.claimed(slot, lease_pb2.Granted(worker_id="w"), 60.0, self.now)
 
     def _edge(self, step: Step) -> None:
         if step.what == "chat":
@@ -187,7 +209,9 @@ class PureReplay:
         elif isinstance(self.session, ChatSession):
             self._tell(self.session.responded(chat_response_of(step), self.now))
         else:
-            self._tell(self.session.responded(response_of(step), self.now))
+            moves = self.session.moves
+            slot = moves.attempt.slot if moves.phase in MOVING else moves.present
+            self._tell(self.session.responded(response_of(step), self.now, slot))
 
     def _clock(self, step: Step) -> None:
         later = float(step.rest)

@@ -4,6 +4,7 @@
     limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
     path /v1/realtime?mode=audio   (near the top, optional: the path to which the client connects)
     records                        (near the top, optional: the edge records its sessions)
+    moves                          (near the top, optional: a session that loses its worker moves)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text unchanged
     bytes BASE64                   the client sends these bytes, which are not one line of text
@@ -81,13 +82,14 @@ class Transcript:
     limits: Limits
     path: str
     is_recorded: bool
+    can_move: bool
     steps: tuple[Step, ...]
 
 
 def read_transcript(file: Path) -> Transcript:
     limits = Limits()
     path = "/v1/realtime?mode=audio"
-    is_recorded = False
+    is_recorded = can_move = False
     steps: list[Step] = []
     for number, line in enumerate(file.read_text().split("\n"), 1):
         if not line.strip() or line.startswith("#"):
@@ -102,11 +104,14 @@ def read_transcript(file: Path) -> Transcript:
         if who == "records":
             is_recorded = True
             continue
+        if who == "moves":
+            can_move = True
+            continue
         what = ""
         if who in ("scheduler", "edge", "worker"):
             what, _, rest = rest.partition(" ")
         steps.append(Step(number, who, what, rest))
-    return Transcript(file.stem, limits, path, is_recorded, tuple(steps))
+    return Transcript(file.stem, limits, path, is_recorded, can_move, tuple(steps))
 
 
 def _bounds(text: str) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class DialectB(DuplexDialect):
         **queue_events("session.", WAITING),
         "session.created": frozenset({Phase.OPENING}),
         "response.output.delta": frozenset({Phase.ACTIVE}),
+        "session.moving": frozenset({Phase.ACTIVE}),
         "session.closed": ALIVE,
         "error": ALIVE,
     }
@@ -193,6 +194,12 @@ class DialectB(DuplexDialect):
         if tag.input_id is not None:
             event["input_id"] = tag.input_id
         return event
+
+    def moving(self, within_s: float, now: Moment) -> list[bytes]:
+        """Render `session.moving`, which clients may ignore."""
+        event = self._events.envelope("session.moving", now)
+        event["within_s"] = within_s
+        return [orjson.dumps(event)]
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit: `listen`, but not inside a turn.

@@ -96,6 +96,7 @@ class DialectC(DuplexDialect):
         **queue_events("", WAITING),
         "prepared": frozenset({Phase.OPENING}),
         "result": OPEN,
+        "moving": OPEN,
         "paused": OPEN,
         "resumed": OPEN,
         "interrupted": OPEN | {Phase.OPENING},
@@ -221,6 +222,11 @@ class DialectC(DuplexDialect):
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)
         return [with_optional_audio(event, self._speech_audio(delta))]
+
+    def moving(self, within_s: float, now: Moment) -> list[bytes]:
+        """Render `moving`, which clients may ignore."""
+        del now
+        return [_event("moving", within_s=within_s)]
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         match close.reason:

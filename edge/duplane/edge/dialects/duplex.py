@@ -65,6 +65,14 @@ class DuplexDialect(Dialect):
             audio += stream.end()
         return audio if delta.HasField("speech") else b""
 
+    def moving(self, within_s: float, now: Moment) -> list[bytes]:
+        """Render the note that the worker is lost; nothing if the dialect has no such note.
+
+        The session continues at another worker within `within_s` seconds, or ends.
+        """
+        del within_s, now
+        return []
+
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""
         del tag, now

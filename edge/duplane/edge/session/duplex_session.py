@@ -339,13 +339,17 @@ class DuplexSession(Session[DuplexDialect]):
     def _lose(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
         """Wait for another worker; return None if the conversation cannot move.
 
-        If the session gives up a unit, the returned events report that this unit has failed.
+        The returned events tell this to a client whose conversation was ready. If the session gives
+        up a unit, they report that this unit has failed.
         """
         if cause is None or not self.moves.can_leave(cause, now):
             return None
+        events: list[bytes] = []
         if self.moves.phase not in LOST_PHASES:
             self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
-        return self._give_up(self.moves.lose(cause, now), now)
+            if self.dialect.phase in OPEN:
+                events = self.dialect.moving(self._limits.failover_s, now)
+        return events + self._give_up(self.moves.lose(cause, now), now)
 
     def _give_up(self, given_up: GivenUp | None, now: Moment) -> list[bytes]:
         return self._render(given_up.unit, given_up.failed, now) if given_up else []

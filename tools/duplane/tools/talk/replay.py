@@ -26,9 +26,12 @@ from duplane.tools.bench.report import show
 from duplane.tools.command import UsageError
 from duplane.tools.talk.client import ConnectError, connected, full_url
 
-_QUEUE_EVENTS = frozenset(
-    f"{prefix}{kind}" for prefix in ("session.", "") for kind in ("queued", "queue_update")
-) | {"session.queue_done", "queue_done"}
+# Events about the service, which differ from run to run.
+_SERVICE_EVENTS = frozenset(
+    f"{prefix}{kind}"
+    for prefix in ("session.", "")
+    for kind in ("queued", "queue_update", "queue_done", "moving")
+)
 _REQUEST_FIRST = ("D",)  # dialects whose clients send a request before they wait in the queue
 _QUEUE_TIMEOUT_S = 3600.0
 _MISSING = "-"
@@ -127,7 +130,7 @@ def _add(script: Script, event: dict[str, Any]) -> None:
     if event["dir"] == "up":
         sent = ClientEvent(frame, event["ts"] - script.meta.created_at, len(script.received))
         script.sent.append(sent)
-    elif frame.get("type") not in _QUEUE_EVENTS:
+    elif frame.get("type") not in _SERVICE_EVENTS:
         script.received.append(_server_event(join(frame, script.read)))
 
 
@@ -180,7 +183,7 @@ def session_url(url: str, meta: Meta) -> str:
 async def _receive(connection: ClientConnection, outcome: Outcome) -> None:
     async for event in _events(connection):
         async with outcome.news:
-            if event.get("type") not in _QUEUE_EVENTS:
+            if event.get("type") not in _SERVICE_EVENTS:
                 outcome.received.append(_server_event(event))
             if event.get("type") not in ("session.queued", "queued"):
                 outcome.is_admitted.set()
