@@ -88,7 +88,8 @@ class ChaosFabric:
 
     async def until_whole(self) -> None:
         """Wait until every edge sees all workers serve. Raises TimeoutError."""
-        await self._until_status({"total_workers": WORKER_COUNT, "offline_workers": 0}, SETTLE_S)
+        expected = {"total_workers": WORKER_COUNT, "offline_workers": 0, "lost_worker_count": 0}
+        await self._until_status(expected, SETTLE_S)
 
     async def until_free(self, within_s: float = SETTLE_S) -> None:
         """Wait until all slots are free, without leases and tickets. Raises TimeoutError."""
