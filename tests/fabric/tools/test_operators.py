@@ -11,9 +11,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
-from support.scheduler.scheduler_harness import CHAT, SchedulerHarness
+import pytest
+from support.scheduler.scheduler_harness import CHAT, FREE, SchedulerHarness
 from support.time_limits import WITHIN_S
 from support.tools.command import run_command
+
+from duplane.tools.operators import draining
 
 
 async def run(*arguments: str) -> tuple[int, str]:
@@ -36,7 +39,7 @@ async def test_status_shows_workers_slots_leases_and_queue() -> None:
     assert code == 0
     rows = {row[0]: row[1:] for row in map(str.split, output.splitlines()) if row}
     assert rows[harness.address] == ["answers", "1", "2", "1"]
-    assert rows["w1"] == ["ready", "1", "1", "0", "0", "p", "zone=x", "127.0.0.1:1"]
+    assert rows["w1"] == ["ready", *"011000", "p", "zone=x", "127.0.0.1:1"]
     assert rows["s1"][:4] == ["w1", "0", "audio_duplex", "claimed"]
     assert rows["s2"][:4] == ["w1", "1", "audio_duplex", "granted"]
     assert rows["s3"][:4] == ["1", "audio_duplex", "p", "zone=x"]
@@ -123,15 +126,87 @@ async def test_commands_name_the_scheduler_that_cannot_be_used() -> None:
     assert "scheduler" in output
 
 
-async def test_drained_worker_gets_no_more_sessions() -> None:
+async def test_drained_worker_gets_no_more_sessions_and_has_no_free_slots() -> None:
     async with SchedulerHarness.running() as harness:
-        worker = await harness.worker("w1")
+        worker = await harness.worker("w1", slot_count=3)
+        await worker.claim(await (await harness.caller()).granted())
         code, output = await run("drain", "w1", "--scheduler", harness.address)
-        assert (code, output) == (0, "worker w1 accepts no more sessions\n")
+        assert code == 0
+        assert output.startswith("worker w1 accepts no more sessions\n")
+        assert all(word in output for word in ("move to other workers", "--wait", "--undo"))
         await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
         await (await harness.caller()).stands(1)
         _, output = await run("status", "--scheduler", harness.address)
-        assert ["w1", "draining"] in [row.split()[:2] for row in output.splitlines()]
+        assert ["w1", "draining", *"001002"] in [row.split()[:8] for row in output.splitlines()]
+
+
+async def test_drain_waits_until_the_worker_has_no_session() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        await worker.claim(await (await harness.caller()).granted())
+        draining = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
+        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        await worker.report(is_draining=True)
+        operator = await harness.operator()
+        await operator.until(lambda seen: seen.workers["w1"].report.is_draining)
+        assert not draining.done()
+        worker.slots[0].state = FREE
+        worker.slots[0].lease_id = ""
+        await worker.report(is_draining=True)
+        code, output = await draining
+        assert (code, output.splitlines()[-1]) == (0, "worker w1 has no session")
+
+
+async def test_drain_and_stop_wait_until_the_worker_has_ended() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        command = ("drain", "w1", "--stop", "--wait", "--scheduler", harness.address)
+        draining = asyncio.create_task(run(*command))
+        await worker.until(lambda: any(one.drain.is_stop for one in worker.received))
+        await worker.leave()
+        code, output = await draining
+        assert (code, output.splitlines()[-1]) == (0, "worker w1 has ended")
+
+
+async def test_drain_that_waits_fails_if_the_worker_is_lost() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        command = ("drain", "w1", "--stop", "--wait", "--scheduler", harness.address)
+        draining = asyncio.create_task(run(*command))
+        await worker.until(lambda: any(one.drain.is_stop for one in worker.received))
+        await worker.vanish()
+        code, output = await draining
+        assert code == 1
+        assert "duplane: worker w1 was lost: its connection" in output
+
+
+async def test_drain_is_taken_back() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        await run("drain", "w1", "--scheduler", harness.address)
+        await worker.report(is_draining=True)
+        undoing = asyncio.create_task(run("drain", "w1", "--undo", "--scheduler", harness.address))
+        await worker.until(lambda: any(one.HasField("undrain") for one in worker.received))
+        await worker.report()
+        assert await undoing == (0, "worker w1 accepts sessions again\n")
+        await (await harness.caller()).granted()
+
+
+async def test_worker_that_cannot_take_its_drain_back_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining, "_UNDRAIN_TIMEOUT_S", 0.05)
+    async with SchedulerHarness.running() as harness:
+        await harness.worker("w1", is_draining=True)
+        code, output = await run("drain", "w1", "--undo", "--scheduler", harness.address)
+        assert code == 1
+        assert output.startswith("duplane: worker w1 still drains: its process ends")
+
+
+async def test_undo_of_a_drain_excludes_the_other_flags() -> None:
+    code, output = await run("drain", "w1", "--undo", "--wait")
+    assert code == 2
+    assert "--undo goes with neither" in output
 
 
 async def test_lost_worker_stays_in_the_table() -> None:
@@ -147,4 +222,6 @@ async def test_drain_of_a_worker_that_is_not_attached_fails_by_name() -> None:
     async with SchedulerHarness.running() as harness:
         code, output = await run("drain", "nobody", "--scheduler", harness.address)
         assert code == 1
-        assert output == "duplane: no worker is attached as 'nobody'\n"
+        assert output == (
+            "duplane: no worker is attached as 'nobody'; `duplane status` lists the workers\n"
+        )

@@ -174,6 +174,34 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
             await rig.task
 
 
+async def test_a_drain_is_taken_back() -> None:
+    async with running_worker() as rig:
+        await rig.scheduler.tell(drain=registry_pb2.Drain())
+        await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
+        await rig.scheduler.tell(undrain=registry_pb2.Undrain())
+        await rig.scheduler.until(lambda: not rig.scheduler.report.is_draining)
+        async with rig.opened() as client:
+            await client.send(unit(0))
+            assert (await client.delta()).sequence == 0
+            rig.shutdown.drain()
+            await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
+            count = rig.scheduler.report_count
+            await rig.scheduler.tell(undrain=registry_pb2.Undrain())
+            await rig.scheduler.until(lambda: rig.scheduler.report_count > count)
+            assert rig.scheduler.report.is_draining, "the process ends"
+
+
+async def test_an_operator_can_stop_a_worker() -> None:
+    async with running_worker() as rig:
+        async with rig.opened() as client:
+            await rig.scheduler.tell(drain=registry_pb2.Drain(is_stop=True))
+            assert (await client.leaving()).remaining_time.seconds == 600
+            assert not rig.task.done()
+        async with asyncio.timeout(WITHIN_S):
+            await rig.task
+        assert rig.scheduler.report.is_leaving
+
+
 async def test_a_worker_that_ends_as_planned_says_so_in_its_last_report() -> None:
     async with running_worker() as rig:
         assert not rig.scheduler.report.is_leaving

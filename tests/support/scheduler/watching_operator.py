@@ -85,9 +85,15 @@ class Operator:
         if self.failure and not is_true(self):
             raise self.failure
 
-    async def drain(self, worker_id: str) -> None:
+    async def drain(self, worker_id: str, **fields: bool) -> None:
         try:
-            await self.stub.DrainWorker(admin_pb2.DrainWorkerRequest(worker_id=worker_id))
+            await self.stub.DrainWorker(admin_pb2.DrainWorkerRequest(worker_id=worker_id, **fields))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+    async def undrain(self, worker_id: str) -> None:
+        try:
+            await self.stub.UndrainWorker(admin_pb2.UndrainWorkerRequest(worker_id=worker_id))
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
 

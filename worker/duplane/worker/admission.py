@@ -65,6 +65,7 @@ class Admission:
         self._verifier = LeaseVerifier()
         self._ages = LeaseAges()
         self._is_drained = False
+        self._is_ending = False
         self._is_stuck = False
 
     @property
@@ -75,7 +76,7 @@ class Admission:
     @property
     def is_draining(self) -> bool:
         """True if the worker refuses new sessions."""
-        return self._is_drained or self._is_stuck
+        return self._is_drained or self._is_ending or self._is_stuck
 
     @property
     def is_idle(self) -> bool:
@@ -84,8 +85,18 @@ class Admission:
         return not any(slot.state in held for slot in self._slots)
 
     def drain(self) -> None:
-        """Refuse every claim from now on."""
+        """Refuse every claim until `undrain` is called."""
         self._is_drained = True
+        self.on_change()
+
+    def undrain(self) -> None:
+        """Accept claims again, unless the process ends or the device is stuck."""
+        self._is_drained = False
+        self.on_change()
+
+    def end(self) -> None:
+        """Refuse every claim from now on, because the process ends."""
+        self._is_ending = True
         self.on_change()
 
     def set_stuck(self, is_stuck: bool) -> None:

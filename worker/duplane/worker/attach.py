@@ -52,6 +52,8 @@ class AttachedWorker:
     report: Callable[[], registry_pb2.Report]
     end_session: Callable[[int, session_pb2.CloseReason], None]
     drain: Callable[[], None]
+    undrain: Callable[[], None]
+    stop: Callable[[], None]
 
 
 class AttachLoop:
@@ -195,9 +197,15 @@ class AttachLoop:
 
     def _execute(self, response: registry_pb2.AttachResponse) -> None:
         match response.WhichOneof("message"):
+            case "drain" if response.drain.is_stop:
+                _log.info("an operator stops this worker, through %s", self._scheduler)
+                self._worker.stop()
             case "drain":
-                _log.info("drain requested by %s", self._scheduler)
+                _log.info("an operator drains this worker, through %s", self._scheduler)
                 self._worker.drain()
+            case "undrain":
+                _log.info("an operator takes the drain back, through %s", self._scheduler)
+                self._worker.undrain()
             case "revoke":
                 revoke = response.revoke
                 if self._worker.admission.revoke(

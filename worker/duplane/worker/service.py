@@ -155,7 +155,13 @@ class Worker:
     async def _run(self, sessions: SessionServicer, shutdown: process.Shutdown) -> None:
         """Keep the worker attached until a drain is requested and has ended."""
         worker = AttachedWorker(
-            self._admission, self._register, sessions.report, sessions.end, sessions.drain
+            self._admission,
+            self._register,
+            sessions.report,
+            sessions.end,
+            sessions.drain,
+            self._admission.undrain,
+            shutdown.drain,
         )
         self._attach_loop = AttachLoop(self._settings.schedulers, worker)
         async with asyncio.TaskGroup() as tasks:
@@ -181,7 +187,7 @@ class Worker:
         except Exception as error:
             cause = str(error) if isinstance(error, DeviceLostError) else repr(error)
             _log.critical("worker %s: the device failed: %s", settings.worker_id, cause)
-            self._admission.drain()
+            self._admission.end()
             sessions.fail()
             raise
 

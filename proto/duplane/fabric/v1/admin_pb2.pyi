@@ -165,12 +165,24 @@ class Snapshot(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseStatus, _Mapping]]] = ..., tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ..., ticket_limit: _Optional[int] = ..., has_more: _Optional[bool] = ..., store_refusal: _Optional[str] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "is_stop")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_STOP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_stop: bool
+    def __init__(self, worker_id: _Optional[str] = ..., is_stop: _Optional[bool] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndrainWorkerRequest(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
-class DrainWorkerResponse(_message.Message):
+class UndrainWorkerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

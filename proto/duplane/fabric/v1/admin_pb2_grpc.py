@@ -60,6 +60,11 @@ class AdminServiceStub:
                 request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.UndrainWorker = channel.unary_unary(
+                '/duplane.fabric.v1.AdminService/UndrainWorker',
+                request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
+                response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
+                _registered_method=True)
         self.CancelTicket = channel.unary_unary(
                 '/duplane.fabric.v1.AdminService/CancelTicket',
                 request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.SerializeToString,
@@ -118,7 +123,18 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Asks a worker to accept no more sessions. Running sessions continue.
+        """Asks a worker to accept no more sessions. Its duplex sessions move to other workers as soon as
+        these have free slots; until then, all sessions continue.
+
+        Errors: NOT_FOUND / UNKNOWN_WORKER.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainWorker(self, request, context):
+        """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
+        about to end or its device is stuck.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """
@@ -180,6 +196,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
                     response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'UndrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainWorker,
+                    request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UndrainWorkerRequest.FromString,
+                    response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UndrainWorkerResponse.SerializeToString,
             ),
             'CancelTicket': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelTicket,
@@ -333,6 +354,33 @@ class AdminService:
             '/duplane.fabric.v1.AdminService/DrainWorker',
             duplane_dot_fabric_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
             duplane_dot_fabric_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duplane.fabric.v1.AdminService/UndrainWorker',
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,7 +54,14 @@ class AdminServiceStub:
     that falls behind gets a new snapshot in place of the changes that it missed.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
-    """Asks a worker to accept no more sessions. Running sessions continue.
+    """Asks a worker to accept no more sessions. Its duplex sessions move to other workers as soon as
+    these have free slots; until then, all sessions continue.
+
+    Errors: NOT_FOUND / UNKNOWN_WORKER.
+    """
+    UndrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]
+    """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
+    about to end or its device is stuck.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
@@ -99,7 +106,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     that falls behind gets a new snapshot in place of the changes that it missed.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Asks a worker to accept no more sessions. Running sessions continue.
+    """Asks a worker to accept no more sessions. Its duplex sessions move to other workers as soon as
+    these have free slots; until then, all sessions continue.
+
+    Errors: NOT_FOUND / UNKNOWN_WORKER.
+    """
+    UndrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
+    """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
+    about to end or its device is stuck.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
@@ -171,7 +185,20 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
-        """Asks a worker to accept no more sessions. Running sessions continue.
+        """Asks a worker to accept no more sessions. Its duplex sessions move to other workers as soon as
+        these have free slots; until then, all sessions continue.
+
+        Errors: NOT_FOUND / UNKNOWN_WORKER.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainWorker(
+        self,
+        request: _admin_pb2.UndrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainWorkerResponse, _abc.Awaitable[_admin_pb2.UndrainWorkerResponse]]:
+        """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
+        about to end or its device is stuck.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """

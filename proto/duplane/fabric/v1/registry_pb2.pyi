@@ -34,16 +34,18 @@ class AttachRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("registered", "drain", "revoke", "progress")
+    __slots__ = ("registered", "drain", "revoke", "progress", "undrain")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REVOKE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     drain: Drain
     revoke: Revoke
     progress: Progress
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    undrain: Undrain
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining", "labels", "stream_number")
@@ -149,6 +151,12 @@ class Progress(_message.Message):
     def __init__(self, fencing_number: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
+    __slots__ = ("is_stop",)
+    IS_STOP_FIELD_NUMBER: _ClassVar[int]
+    is_stop: bool
+    def __init__(self, is_stop: _Optional[bool] = ...) -> None: ...
+
+class Undrain(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -14,7 +14,7 @@ from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
 from duplane.scheduler.messages import estimates
 from duplane.scheduler.rpc.pages import Pages, Status
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Grant, LeaseStore
+from duplane.scheduler.store.base import DrainRequest, Grant, LeaseStore
 from duplane.scheduler.validation import check_estimates, check_page, parse_ticket_id
 from duplane.scheduler.watch import Watch
 
@@ -97,13 +97,27 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             admin_pb2.DrainWorkerRequest, admin_pb2.DrainWorkerResponse
         ],
     ) -> admin_pb2.DrainWorkerResponse:
+        drain = DrainRequest.STOP if request.is_stop else DrainRequest.DRAIN
+        await self._drain(request.worker_id, drain, context)
+        return admin_pb2.DrainWorkerResponse()
+
+    async def UndrainWorker(
+        self,
+        request: admin_pb2.UndrainWorkerRequest,
+        context: grpc.aio.ServicerContext[
+            admin_pb2.UndrainWorkerRequest, admin_pb2.UndrainWorkerResponse
+        ],
+    ) -> admin_pb2.UndrainWorkerResponse:
+        await self._drain(request.worker_id, DrainRequest.UNDRAIN, context)
+        return admin_pb2.UndrainWorkerResponse()
+
+    async def _drain(self, worker_id: str, request: DrainRequest, context: _Context) -> None:
         try:
-            if await self._store.drain(request.worker_id):
-                return admin_pb2.DrainWorkerResponse()
-            message = f"no worker is attached as {request.worker_id!r}"
-            raise FabricError(Reason.UNKNOWN_WORKER, message, field="worker_id")
+            if not await self._store.drain(worker_id, request):
+                message = f"no worker is attached as {worker_id!r}"
+                raise FabricError(Reason.UNKNOWN_WORKER, message, field="worker_id")
         except FabricError as error:
-            return await abort(context, error)
+            await abort(context, error)
 
     async def CancelTicket(
         self,

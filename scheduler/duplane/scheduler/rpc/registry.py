@@ -20,6 +20,7 @@ from duplane.scheduler.settings import SchedulerSettings
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
+    DrainRequest,
     Grant,
     GrantEnd,
     GrantGone,
@@ -186,7 +187,6 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         check_report(report, len(worker.slots))
         stream.has_report.set()
         self._announce_progress(stream, report.slots)
-        stream.is_drain_sent |= report.is_draining
         self._watch.note_report(worker.worker_id, report)
         changes = self._settle(worker, report.slots)
         changed = replace(
@@ -274,7 +274,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
     def _on_change(self, change: Change) -> None:
         match change:
-            case WorkerPut(worker=worker) if worker.is_drain_requested:
+            case WorkerPut(worker=worker) if worker.drain_request is not DrainRequest.NONE:
                 self._send_drain(worker)
             case WorkerGone(worker=worker):
                 stream = self._streams.get(worker.worker_id)
@@ -288,10 +288,16 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 pass
 
     def _send_drain(self, worker: Worker) -> None:
-        stream = self._streams.get(worker.worker_id)
-        if stream and not stream.is_drain_sent:
-            stream.is_drain_sent = True
-            stream.send(registry_pb2.AttachResponse(drain=registry_pb2.Drain()))
+        """Send what operators have asked last, unless it has been sent."""
+        stream, request = self._streams.get(worker.worker_id), worker.drain_request
+        if stream is None or stream.sent_request is request:
+            return
+        stream.sent_request = request
+        if request is DrainRequest.UNDRAIN:
+            stream.send(registry_pb2.AttachResponse(undrain=registry_pb2.Undrain()))
+        else:
+            drain = registry_pb2.Drain(is_stop=request is DrainRequest.STOP)
+            stream.send(registry_pb2.AttachResponse(drain=drain))
 
     def _revoke(self, grant: Grant) -> None:
         if stream := self._streams.get(grant.claims.worker_id):

@@ -9,7 +9,7 @@ import grpc.aio
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import registry_pb2
-from duplane.scheduler.store.base import Worker
+from duplane.scheduler.store.base import DrainRequest, Worker
 
 WRITE_TIMEOUT_S = 30.0  # a worker that does not read a message for this long loses its stream
 Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
@@ -28,7 +28,7 @@ class WorkerStream:
         self.worker_id = worker.worker_id
         self.epoch = worker.epoch
         self.has_report = asyncio.Event()
-        self.is_drain_sent = False
+        self.sent_request = DrainRequest.NONE  # the last request of operators that was sent
         self.progress_due = 0.0  # time of the next `progress` message
         self._outbox: dict[tuple[str | None, int], registry_pb2.AttachResponse] = {}
         self._has_message = asyncio.Event()

@@ -19,6 +19,15 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 RETURN_S = 0.75
 
 
+class DrainRequest(Enum):
+    """What operators have asked of a worker last."""
+
+    NONE = auto()
+    DRAIN = auto()
+    STOP = auto()  # to drain, then to end its process
+    UNDRAIN = auto()  # to take a drain back
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A worker's registration, with the latest report of each slot. Messages are never modified."""
@@ -27,7 +36,7 @@ class Worker:
     register: registry_pb2.Register  # the worker's first message; `slots` replaces its slots
     slots: tuple[registry_pb2.SlotReport, ...]  # all slots, in order
     is_draining: bool  # reported by the worker
-    is_drain_requested: bool = False  # by an operator; stays true until the registration ends
+    drain_request: DrainRequest = DrainRequest.NONE  # ends with the registration
     is_silent: bool = False  # attached, but its reports are overdue
     is_unreachable: bool = False  # a caller could not reach it, and no health check has since
     is_leaving: bool = False  # its process ends as planned, and its stream with it
@@ -44,6 +53,11 @@ class Worker:
     def worker_id(self) -> str:
         """The worker's name in the fabric."""
         return self.register.worker_id
+
+    @property
+    def is_drain_requested(self) -> bool:
+        """True if an operator has asked the worker to drain, and has not taken this back."""
+        return self.drain_request in (DrainRequest.DRAIN, DrainRequest.STOP)
 
     @property
     def takes_sessions(self) -> bool:
@@ -256,8 +270,11 @@ class LeaseStore(ABC):
         """
 
     @abstractmethod
-    async def drain(self, worker_id: str) -> bool:
-        """Set `is_drain_requested`. Returns False if the worker is not registered."""
+    async def drain(self, worker_id: str, request: DrainRequest = DrainRequest.DRAIN) -> bool:
+        """Set `drain_request`. Returns False if the worker is not registered.
+
+        A request to stop stays, because it cannot be taken back.
+        """
 
     @abstractmethod
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:

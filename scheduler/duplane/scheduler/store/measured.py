@@ -11,7 +11,15 @@ from prometheus_client.metrics_core import Metric
 
 from duplane.fabric.monitoring.metrics import Observed, counters, gauge, histograms
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.store.base import Change, Grant, LeaseStore, Offer, Ticket, Worker
+from duplane.scheduler.store.base import (
+    Change,
+    DrainRequest,
+    Grant,
+    LeaseStore,
+    Offer,
+    Ticket,
+    Worker,
+)
 
 _Answer = TypeVar("_Answer")
 
@@ -101,8 +109,8 @@ class MeasuredStore(LeaseStore):
     async def report(self, worker: Worker) -> bool:
         return await self._measure("report", self._store.report(worker))
 
-    async def drain(self, worker_id: str) -> bool:
-        return await self._measure("drain", self._store.drain(worker_id))
+    async def drain(self, worker_id: str, request: DrainRequest = DrainRequest.DRAIN) -> bool:
+        return await self._measure("drain", self._store.drain(worker_id, request))
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
         setting = self._store.set_unreachable(worker_id, epoch, is_unreachable=is_unreachable)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.store.base import (
     Change,
+    DrainRequest,
     Grant,
     GrantEnd,
     GrantGone,
@@ -125,18 +126,19 @@ class MemoryStore(LeaseStore):
         self._put_worker(
             replace(
                 worker,
-                is_drain_requested=known.is_drain_requested,
+                drain_request=known.drain_request,
                 is_unreachable=known.is_unreachable,
             )
         )
         return True
 
-    async def drain(self, worker_id: str) -> bool:
+    async def drain(self, worker_id: str, request: DrainRequest = DrainRequest.DRAIN) -> bool:
         worker = self._workers.get(worker_id)
         if worker is None:
             return False
-        self._next()
-        self._put_worker(replace(worker, is_drain_requested=True))
+        if worker.drain_request not in (request, DrainRequest.STOP):
+            self._next()
+            self._put_worker(replace(worker, drain_request=request))
         return True
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:

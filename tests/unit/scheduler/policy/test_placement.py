@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.scheduler.scheduler_harness import (
@@ -23,7 +24,7 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import AVOIDED_S, FifoQueue
 from duplane.scheduler.policy.needs import NO_NEEDS
 from duplane.scheduler.policy.placement import Candidate, SlotIndex, avoidance_end, next_grant
-from duplane.scheduler.store.base import Grant, Ticket, Worker
+from duplane.scheduler.store.base import DrainRequest, Grant, Ticket, Worker
 
 GRANTED_AT = {"": 0.0}  # keys are lease ids; the grants of these tests have no lease id
 
@@ -37,7 +38,7 @@ def ticket(
     return Ticket(order, f"owner-{order}", request)
 
 
-def worker(worker_id: str = "w", *states: registry_pb2.SlotState, **facts: bool) -> Worker:
+def worker(worker_id: str = "w", *states: registry_pb2.SlotState, **facts: Any) -> Worker:
     register = register_message(worker_id, slots=slot_reports(*states or (FREE,)))
     return replace(Worker.of(1, register), **facts)
 
@@ -107,10 +108,23 @@ def test_only_free_slots_are_granted(state: registry_pb2.SlotState) -> None:
 
 
 @pytest.mark.parametrize(
-    "fact", ["is_draining", "is_drain_requested", "is_silent", "is_unreachable"]
+    "facts",
+    [
+        {"is_draining": True},
+        {"drain_request": DrainRequest.DRAIN},
+        {"drain_request": DrainRequest.STOP},
+        {"is_draining": True, "drain_request": DrainRequest.UNDRAIN},
+        {"is_silent": True},
+        {"is_unreachable": True},
+    ],
 )
-def test_worker_that_takes_no_sessions_is_passed_over(fact: str) -> None:
-    assert granted_slots([ticket(1)], candidate(worker("w", FREE, **{fact: True}))) == []
+def test_worker_that_takes_no_sessions_is_passed_over(facts: dict[str, Any]) -> None:
+    assert granted_slots([ticket(1)], candidate(worker("w", FREE, **facts))) == []
+
+
+def test_worker_whose_drain_was_taken_back_gets_sessions() -> None:
+    undrained = worker("w", FREE, drain_request=DrainRequest.UNDRAIN)
+    assert granted_slots([ticket(1)], candidate(undrained)) == [(1, "w", 0)]
 
 
 def test_granted_slot_is_not_granted_twice() -> None:

@@ -1,4 +1,4 @@
-"""Reads the state of a fabric from its schedulers, and asks them to drain a worker."""
+"""Reads the state of a fabric from its schedulers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import grpc.aio
 
 from duplane.fabric.channel import open_channel
-from duplane.fabric.client import FabricClient
-from duplane.fabric.errors import FabricError, from_rpc
+from duplane.fabric.errors import from_rpc
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
 from duplane.tools.command import CommandError
 
-_TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # for one call to a scheduler
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ async def _read(address: str) -> SchedulerView:
     whole = admin_pb2.Snapshot()
     async with open_channel(address) as channel:
         call = admin_pb2_grpc.AdminServiceStub(channel).Watch(
-            admin_pb2.WatchRequest(), timeout=_TIMEOUT_S
+            admin_pb2.WatchRequest(), timeout=TIMEOUT_S
         )
         try:
             async for response in call:
@@ -56,8 +55,13 @@ async def _read(address: str) -> SchedulerView:
 
 
 def merge(views: Sequence[SchedulerView]) -> admin_pb2.Snapshot:
-    """Combine the states of the schedulers. Schedulers that share a store report the same state."""
-    workers = {one.worker.worker_id: one for view in views for one in view.snapshot.workers}
+    """Combine the states of the schedulers. Schedulers that share a store report the same state.
+
+    Only the scheduler to which a worker is attached knows the whole report of the worker.
+    """
+    seen = [one for view in views for one in view.snapshot.workers]
+    seen.sort(key=lambda one: (one.worker_epoch, one.HasField("report")))
+    workers = {one.worker.worker_id: one for one in seen}
     leases = {one.claims.lease_id: one for view in views for one in view.snapshot.leases}
     tickets = {one.ticket_id: one for view in views for one in view.snapshot.tickets}
     return admin_pb2.Snapshot(
@@ -67,13 +71,3 @@ def merge(views: Sequence[SchedulerView]) -> admin_pb2.Snapshot:
         ticket_limit=max(view.snapshot.ticket_limit for view in views),
         store_refusal=next(filter(None, (view.snapshot.store_refusal for view in views)), ""),
     )
-
-
-async def drain_worker(schedulers: Sequence[str], worker_id: str) -> None:
-    """Ask a worker to accept no more sessions. Raises CommandError."""
-    request = admin_pb2.DrainWorkerRequest(worker_id=worker_id)
-    async with FabricClient(schedulers) as client:
-        try:
-            await client.administer(lambda stub: stub.DrainWorker(request, timeout=_TIMEOUT_S))
-        except FabricError as error:
-            raise CommandError(error.message) from None

@@ -14,12 +14,12 @@ from duplane.fabric.v1 import admin_pb2, registry_pb2
 from duplane.tools.bench.report import table
 from duplane.tools.operators.snapshots import SchedulerView, merge
 
-_STATES = (
-    ("free", registry_pb2.SLOT_STATE_FREE),
-    ("occupied", registry_pb2.SLOT_STATE_OCCUPIED),
-    ("cleaning", registry_pb2.SLOT_STATE_CLEANING),
-    ("broken", registry_pb2.SLOT_STATE_BROKEN),
-)
+_SLOT_STATES = {
+    registry_pb2.SLOT_STATE_OCCUPIED: "occupied",
+    registry_pb2.SLOT_STATE_CLEANING: "cleaning",
+    registry_pb2.SLOT_STATE_BROKEN: "broken",
+}
+_SLOT_COLUMNS = ("free", "granted", "occupied", "cleaning", "broken", "unusable")
 
 
 def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
@@ -31,21 +31,26 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         for slot in status.worker.slots
         if slot.cannot_move
     }
+    granted = {(lease.claims.worker_id, lease.claims.slot) for lease in state.leases}
     parts = (
-        ("schedulers", ("", "state", "workers", "leases", "waiting"), map(_scheduler, views)),
+        (
+            "schedulers",
+            ("scheduler", "state", "workers", "leases", "waiting"),
+            map(_scheduler, views),
+        ),
         (
             f"workers: {len(state.workers)}",
-            ("", "state", *(name for name, _ in _STATES), "pool", "labels", "address"),
-            map(_worker, state.workers),
+            ("worker", "state", *_SLOT_COLUMNS, "pool", "labels", "address"),
+            (_worker(worker, granted) for worker in state.workers),
         ),
         (
             f"leases: {len(state.leases)}",
-            ("", "worker", "slot", "kind", "state", "held s", "left s"),
+            ("session", "worker", "slot", "kind", "state", "held s", "left s"),
             (_lease(lease, unmovable) for lease in state.leases),
         ),
         (
             f"waiting: {len(state.tickets)} of at most {state.ticket_limit}",
-            ("", "position", "kind", "pool", "needs", "waited s", "left s"),
+            ("session", "position", "kind", "pool", "needs", "waited s", "left s"),
             map(_ticket, state.tickets),
         ),
     )
@@ -83,9 +88,8 @@ def _scheduler(view: SchedulerView) -> Sequence[str]:
     return (view.address, state, *map(str, counts))
 
 
-def _worker(status: admin_pb2.WorkerStatus) -> Sequence[str]:
+def _worker(status: admin_pb2.WorkerStatus, granted: Collection[tuple[str, int]]) -> Sequence[str]:
     register = status.worker
-    counts = Counter(slot.state for slot in register.slots)
     states = (
         (status.HasField("lost_duration"), "lost"),
         (status.is_unreachable, "unreachable"),
@@ -93,9 +97,22 @@ def _worker(status: admin_pb2.WorkerStatus) -> Sequence[str]:
         (status.is_draining, "draining"),
     )
     state = next((name for is_so, name in states if is_so), "ready")
-    slots = (str(counts[state]) for _, state in _STATES)
+    counts = Counter(
+        _slot_state(slot, state == "ready", (register.worker_id, slot.slot) in granted)
+        for slot in register.slots
+    )
+    slots = (str(counts[name]) for name in _SLOT_COLUMNS)
     labels = _pairs(register.labels)
     return (register.worker_id, state, *slots, register.pool or "-", labels, register.address)
+
+
+def _slot_state(slot: registry_pb2.SlotReport, is_ready: bool, is_granted: bool) -> str:
+    """Return the column that counts a slot. A slot is free only if a session can begin there."""
+    if slot.state in _SLOT_STATES:
+        return _SLOT_STATES[slot.state]
+    if is_granted:
+        return "granted"
+    return "free" if is_ready else "unusable"
 
 
 def _lease(lease: admin_pb2.LeaseStatus, unmovable: Collection[str]) -> Sequence[str]:

@@ -29,6 +29,18 @@ def status(
 ) -> None:
     """Show schedulers, workers with their slots, leases and the queue.
 
+    State of a worker: `ready` gets sessions; `draining` gets no more; `silent` has not reported for
+    three intervals; `unreachable` answers no edge; `lost` is no longer attached although nobody has
+    stopped it, and stays listed for ten minutes.
+
+    Its slots: `free` can be granted now; `granted` are not yet claimed; `occupied` have a session;
+    `cleaning` are being freed after one; `broken` could not be freed; `unusable` are the free slots
+    of a worker that is not `ready`.
+
+    A lease is `granted` until its session has begun at the worker, then `claimed`. `held s` and
+    `waited s` are the seconds so far; `left s` is the estimate of the seconds to come, `-` if no
+    worker serves the session.
+
     Parameters
     ----------
     schedulers
@@ -50,8 +62,19 @@ def status(
 
 
 @app.command
-def drain(worker_id: str, /, *, schedulers: Schedulers = _DEFAULT_SCHEDULERS) -> None:
-    """Ask a worker to accept no more sessions. Running ones continue.
+def drain(
+    worker_id: str,
+    /,
+    *,
+    schedulers: Schedulers = _DEFAULT_SCHEDULERS,
+    wait: Annotated[bool, Parameter(negative=())] = False,
+    stop: Annotated[bool, Parameter(negative=())] = False,
+    undo: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Ask a worker to accept no more sessions.
+
+    Its duplex sessions move to other workers with the same model as soon as these have free slots.
+    Until then they continue, as its chats do.
 
     Parameters
     ----------
@@ -59,12 +82,33 @@ def drain(worker_id: str, /, *, schedulers: Schedulers = _DEFAULT_SCHEDULERS) ->
         Name of the worker, as `duplane status` shows it.
     schedulers
         Addresses of the schedulers, as HOST:PORT, separated by commas.
+    wait
+        Wait until the worker has no session; with --stop, until it has ended.
+    stop
+        Also end the worker's process, as SIGTERM does: as soon as it has no session, at the latest
+        after its --drain-timeout-s. This cannot be taken back.
+    undo
+        Take a drain back: the worker accepts sessions again. Sessions that have moved stay where
+        they are.
     """
-    from duplane.tools.operators.snapshots import drain_worker
+    from duplane.tools.operators import draining
 
     _check(schedulers)
-    asyncio.run(drain_worker(schedulers, worker_id))
-    sys.stdout.write(f"worker {worker_id} accepts no more sessions\n")
+    if undo and (wait or stop):
+        raise UsageError("--undo goes with neither --wait nor --stop")
+    if undo:
+        work = draining.undrain(schedulers, worker_id, show=_show_line)
+    else:
+        work = draining.drain(schedulers, worker_id, is_stop=stop, is_waiting=wait, show=_show_line)
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+
+
+def _show_line(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _check(schedulers: Names) -> None:

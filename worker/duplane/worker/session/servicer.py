@@ -95,9 +95,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def drain(self, remaining_s: float | None = None) -> None:
         """Refuse new calls. Tell the clients of running calls to continue on another worker.
 
-        If `remaining_s` is given, the worker ends the calls after this time.
+        If `remaining_s` is given, the worker ends the calls after this time, and then its process.
         """
-        self._admission.drain()
+        if remaining_s is None:
+            self._admission.drain()
+        else:
+            self._admission.end()
         if unmovable := [slot.session_id for slot in self._admission.slots if slot.cannot_move]:
             end = "" if remaining_s is None else f", at most {remaining_s:g} s"
             _log.warning(
@@ -124,7 +127,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     def stop(self) -> None:
         """Refuse new calls, close the running ones, and begin their cleanups without waiting."""
-        self._admission.drain()
+        self._admission.end()
         for call in tuple(self._calls.values()):
             call.close(session_pb2.CLOSE_REASON_SHUTDOWN)
             self._release(call)

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.store.base import Grant, GrantEnd, Offer, Ticket, Worker, replaces
+from duplane.scheduler.store.base import (
+    DrainRequest,
+    Grant,
+    GrantEnd,
+    Offer,
+    Ticket,
+    Worker,
+    replaces,
+)
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import SlotKey
 from duplane.scheduler.store.etcd.records import (
@@ -110,12 +118,12 @@ def report(facts: Facts, reported: Worker) -> Step[bool]:
     return step if step.changes else Done(True)
 
 
-def drain(facts: Facts, worker_id: str) -> Step[bool]:
-    """Set `is_drain_requested`."""
+def drain(facts: Facts, worker_id: str, request: DrainRequest) -> Step[bool]:
+    """Set `drain_request`."""
     known = facts.workers.get(worker_id)
-    if known is None or known.is_drain_requested:
+    if known is None or known.drain_request in (request, DrainRequest.STOP):
         return Done(known is not None)
-    return _put_worker(facts, replace(known, is_drain_requested=True), facts.base)
+    return _put_worker(facts, replace(known, drain_request=request), facts.base)
 
 
 def set_unreachable(facts: Facts, worker_id: str, epoch: int, is_unreachable: bool) -> Step[bool]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker
+from duplane.scheduler.store.base import DrainRequest, Grant, GrantEnd, Ticket, Worker
 from duplane.scheduler.store.etcd import records_pb2 as pb
 
 _ENDS = {
@@ -54,6 +54,8 @@ def worker_value(worker: Worker, base: int) -> bytes:
         is_silent=worker.is_silent,
         is_unreachable=worker.is_unreachable,
         is_leaving=worker.is_leaving,
+        is_stop_requested=worker.drain_request is DrainRequest.STOP,
+        is_undrain_requested=worker.drain_request is DrainRequest.UNDRAIN,
     )
     return record.SerializeToString()
 
@@ -69,11 +71,18 @@ def read_worker(value: bytes, revision: int) -> Worker:
         register=record.register,
         slots=tuple(record.register.slots),
         is_draining=record.is_draining,
-        is_drain_requested=record.is_drain_requested,
+        drain_request=_drain_request(record),
         is_silent=record.is_silent,
         is_unreachable=record.is_unreachable,
         is_leaving=record.is_leaving,
     )
+
+
+def _drain_request(record: pb.WorkerRecord) -> DrainRequest:
+    """Return the last request. Schedulers of older releases know only `is_drain_requested`."""
+    if record.is_drain_requested:
+        return DrainRequest.STOP if record.is_stop_requested else DrainRequest.DRAIN
+    return DrainRequest.UNDRAIN if record.is_undrain_requested else DrainRequest.NONE
 
 
 def reports_value(slots: Iterable[registry_pb2.SlotReport]) -> bytes:

@@ -22,7 +22,7 @@ GRANT_END_RECORD_EXPIRED: GrantEndRecord
 GRANT_END_RECORD_WORKER_GONE: GrantEndRecord
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("base", "epoch", "register", "is_draining", "is_drain_requested", "is_silent", "is_unreachable", "is_leaving")
+    __slots__ = ("base", "epoch", "register", "is_draining", "is_drain_requested", "is_silent", "is_unreachable", "is_leaving", "is_stop_requested", "is_undrain_requested")
     BASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,8 @@ class WorkerRecord(_message.Message):
     IS_SILENT_FIELD_NUMBER: _ClassVar[int]
     IS_UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    IS_STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    IS_UNDRAIN_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     base: int
     epoch: int
     register: _registry_pb2.Register
@@ -39,7 +41,9 @@ class WorkerRecord(_message.Message):
     is_silent: bool
     is_unreachable: bool
     is_leaving: bool
-    def __init__(self, base: _Optional[int] = ..., epoch: _Optional[int] = ..., register: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., is_draining: _Optional[bool] = ..., is_drain_requested: _Optional[bool] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
+    is_stop_requested: bool
+    is_undrain_requested: bool
+    def __init__(self, base: _Optional[int] = ..., epoch: _Optional[int] = ..., register: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., is_draining: _Optional[bool] = ..., is_drain_requested: _Optional[bool] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ..., is_leaving: _Optional[bool] = ..., is_stop_requested: _Optional[bool] = ..., is_undrain_requested: _Optional[bool] = ...) -> None: ...
 
 class RequestRecord(_message.Message):
     __slots__ = ("base", "order", "owner", "request", "is_granted")

@@ -16,6 +16,7 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.store.base import (
     Change,
+    DrainRequest,
     Grant,
     GrantGone,
     GrantPut,
@@ -172,9 +173,9 @@ class EtcdStore(LeaseStore):
     async def report(self, worker: Worker) -> bool:
         return await self._commit(lambda facts: operations.report(facts, worker))
 
-    async def drain(self, worker_id: str) -> bool:
+    async def drain(self, worker_id: str, request: DrainRequest = DrainRequest.DRAIN) -> bool:
         return await self._commit(
-            lambda facts: operations.drain(facts, worker_id), ("drain", worker_id)
+            lambda facts: operations.drain(facts, worker_id, request), ("drain", worker_id)
         )
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
