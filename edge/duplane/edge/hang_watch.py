@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.slot import Slot
-from duplane.fabric.client import FabricClient
+from duplane.fabric.client import FabricClient, worker_name
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class HangWatch:
         self._checked.discard(address)
         if is_alive or is_late:
             return
-        _log.warning("worker %s hangs", address)
+        _log.warning("worker %s at %s hangs", worker_name(granted), address)
         self._fabric.report_unreachable(granted)  # although its sessions may have left it already
         for runner, slot in self._overdue():
             if slot.granted.worker_address == address:

@@ -57,6 +57,14 @@ _UNREPORTED_S = 15.0  # how long it is remembered that a worker could not be rea
 _MAX_UNREPORTED = 1024  # leases on unreachable workers that are not given back yet
 
 
+def worker_name(granted: lease_pb2.Granted) -> str:
+    """Return the name of a granted worker for logs: its id, as schedulers and workers log it.
+
+    Schedulers of older releases do not send the id; then it is the address.
+    """
+    return granted.worker_id or granted.worker_address
+
+
 class FabricClient:
     """Calls the schedulers, and the workers whose slots the schedulers grant to this client.
 
@@ -298,7 +306,7 @@ class FabricClient:
                 try:
                     stream = await stack.enter_async_context(self.converse(granted, trace))
                 except FabricError as error:
-                    _log.warning("worker %s: claim failed: %s", granted.worker_address, error)
+                    _log.warning("worker %s: claim failed: %s", worker_name(granted), error)
                 else:
                     yield stream
                     return

@@ -76,7 +76,9 @@ async def watching(health: ScriptedHealth, *runners: Runner) -> AsyncGenerator[N
         assert task.cancelled()
 
 
-async def test_one_check_moves_all_overdue_sessions_of_a_worker() -> None:
+async def test_one_check_moves_all_overdue_sessions_of_a_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     runners = Runner(5.0), Runner(5.0)
     on_time, health = Runner(0.0), ScriptedHealth(False)
     async with watching(health, *runners, on_time), asyncio.timeout(WITHIN_S):
@@ -84,6 +86,7 @@ async def test_one_check_moves_all_overdue_sessions_of_a_worker() -> None:
             await runner.is_lost.wait()
     assert health.check_count == 1
     assert health.unreachable == ["w"]
+    assert "worker w at w:1 hangs" in caplog.text
     assert not on_time.is_lost.is_set()
     assert not on_time.is_hedged.is_set()
 

@@ -162,7 +162,10 @@ class AttachLoop:
         registered = response.registered
         self._accept(registered)
         self._absence.resolve(f"attached again at {self._scheduler}")
-        _log.info("attached at %s, epoch %d", self._scheduler, registered.worker_epoch)
+        _log.info(
+            "worker %s attached at %s, epoch %d",
+            *(register.worker_id, self._scheduler, registered.worker_epoch),
+        )
         return max(to_seconds(registered.report_interval), _MIN_REPORT_INTERVAL_S)
 
     def _accept(self, registered: registry_pb2.Registered) -> None:

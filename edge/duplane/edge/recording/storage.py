@@ -42,7 +42,7 @@ class Meta:
     created_at: float
     identity: dict[str, str] = field(default_factory=dict[str, str])
     dialect: str | None = None
-    worker: str | None = None
+    worker: str | None = None  # its id
     ended_at: float | None = None
     duration_s: float | None = None
     close_reason: str | None = None

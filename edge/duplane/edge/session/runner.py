@@ -24,7 +24,7 @@ from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
 from duplane.edge.transport.client import Client
 from duplane.edge.transport.outbox import OutboxFullError
-from duplane.fabric.client import FabricClient
+from duplane.fabric.client import FabricClient, worker_name
 from duplane.fabric.errors import FabricError
 from duplane.fabric.monitoring.spans import EDGE_CLOSE, EDGE_QUEUE
 from duplane.fabric.v1 import lease_pb2
@@ -52,7 +52,7 @@ class SessionRunner(ABC, Generic[S]):
     ) -> None:
         self.session: S = session
         self.recording: Recording | None = None
-        self.worker = ""  # address of the worker of the last grant
+        self.worker = ""  # name of the worker of the last grant
         self._client = client
         self._limits = limits
         self._fabric = fabric
@@ -144,10 +144,10 @@ class SessionRunner(ABC, Generic[S]):
     def _note_claim(self, granted: lease_pb2.Granted) -> None:
         """Record that the granted slot is claimed."""
         self._spans.end_step()
-        _log.debug("lease %s on worker %s", granted.lease_id, granted.worker_address)
-        self.worker = granted.worker_address
+        self.worker = worker_name(granted)
+        _log.debug("lease %s on worker %s", granted.lease_id, self.worker)
         if self.recording:
-            self.recording.worker = granted.worker_address
+            self.recording.worker = self.worker
 
     def _apply(
         self, events: list[bytes], now: Moment, on_written: Callable[[], None] | None = None

@@ -77,7 +77,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                     raise FabricError(Reason.SUPERSEDED, "the worker has attached again")
                 # From now on slots may be granted, so `_revoke` needs the stream from now on.
                 self._streams[worker.worker_id] = stream
-                _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
+                name, address = worker.worker_id, register.address
+                _log.info("worker %s at %s attached: %d slots", name, address, len(register.slots))
                 await self._exchange(worker, stream, request_iterator, context)
             finally:
                 if self._streams.get(worker.worker_id) is stream:

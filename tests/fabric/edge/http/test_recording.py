@@ -62,7 +62,7 @@ async def test_a_session_of_dialect_a_is_recorded_whole(tmp_path: Path) -> None:
     assert (meta.dialect, meta.mode, meta.close_reason) == ("A", "audio", "client")
     assert meta.identity["client_id"] == "me"
     assert meta.identity["realtime_id"] == created["session_id"]
-    assert meta.worker
+    assert meta.worker == "w"
     assert not meta.is_incomplete
     assert [(event["dir"], event["frame"]["type"]) for event in events] == [
         ("down", "session.queue_done"),
