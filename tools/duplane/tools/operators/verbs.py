@@ -37,9 +37,9 @@ def status(
     `cleaning` are being freed after one; `broken` could not be freed; `unusable` are the free slots
     of a worker that is not `ready`.
 
-    A lease is `granted` until its session has begun at the worker, then `claimed`. `held s` and
-    `waited s` are the seconds so far; `left s` is the estimate of the seconds to come, `-` if no
-    worker serves the session.
+    A lease is `granted` until its session has begun at the worker, then `claimed`, or `cannot move`
+    if its session would end with its worker. `held s` and `waited s` are the seconds so far;
+    `left s` is the estimate of the seconds to come, `-` if no worker serves the session.
 
     Parameters
     ----------
