@@ -142,6 +142,7 @@ class RequestQueue:
         if rest := former.take_rest():
             dropped += self.add(rest, receipt, limit)
             counts[-1] = self.unit_count
+        self._requests = deque((counts[at], request) for at, request in self._requests)
         return Recut(counts, dropped)
 
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
