@@ -48,5 +48,10 @@ SAMPLE_RATE_HERTZ = (4_000, 192_000)
 # the number affects only very short units.
 MAX_REBUILD_UNIT_COUNT = 1024
 
+# Maximum number of bytes of `Delta.rebuild_state` and of `Delta.state_change`. A worker refuses to
+# rebuild a conversation with a larger state. An edge does not keep one: the session goes on, but
+# can no longer move.
+MAX_STATE_BYTES = 64 * 1024
+
 # Largest number of pictures that a client may ask for from each second of a video.
 MAX_STACK_FRAME_COUNT = 10

@@ -12,11 +12,10 @@ from support.worker.scripted_model import PROMPT_TOKENS, ScriptedModel
 from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.audio import MAX_EXPONENT
-from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.models.types import PastUnit, Rebuilt, Unit, UnitFailure
-from duplane.worker.session.rebuild_check import MAX_STATE_BYTES
 from duplane.worker.settings import SessionLimits
 
 SEEDED = session_pb2.Open(seed=3)

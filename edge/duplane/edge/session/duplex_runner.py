@@ -49,7 +49,7 @@ _WHY_STAYED = {
 _LOSSES = {
     LossReason.SESSION_BOUND: "its journal exceeds --journal-bytes",
     LossReason.TOTAL_BOUND: "all journals together exceed --journal-total-bytes",
-    LossReason.NO_STATE: "the worker does not report what a rebuild needs",
+    LossReason.NO_STATE: "the worker does not report what a rebuild needs, or too much",
 }
 _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
 

@@ -9,13 +9,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from duplane.fabric.audio import packed_from_pcm, pcm_from_int16
-from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.v1 import session_pb2
 
 # The units of one message have at most this number of bytes, unless the message has only one unit.
 _MESSAGE_BYTES = 4 * 1024 * 1024
-# Approximate memory of a past unit without its audio, its pictures and its `rebuild_state`.
+# Approximate memory of a past unit without its audio, its pictures, its ids and its state.
 _ENTRY_BYTES = 256
+_ID_BYTES = 4
 
 
 class LossReason(StrEnum):
@@ -23,8 +24,8 @@ class LossReason(StrEnum):
 
     SESSION_BOUND = "session_bound"  # it exceeded `--journal-bytes`
     TOTAL_BOUND = "total_bound"  # all journals together exceeded `--journal-total-bytes`
-    # A delta or a digest is missing because the worker cannot rebuild conversations; or a unit was
-    # answered so late that it was forgotten.
+    # A state or a digest is missing because the worker cannot rebuild conversations; or a state is
+    # larger than workers accept; or a unit was answered so late that it was forgotten.
     NO_STATE = "no_state"
 
 
@@ -83,12 +84,14 @@ class Journal:
         """Add a unit with its delta. A unit that failed has changed nothing, so it is left out.
 
         The journal is given up if the unit's request is missing, or if the delta has no state to
-        rebuild the conversation. Both forms of this state are copied and not read, so the session
-        can also move to a worker of the former release.
+        rebuild the conversation, or a larger one than workers accept. Both forms of this state are
+        copied and not read, so the session can also move to a worker of the former release.
         """
         if not self.is_whole or isinstance(outcome, session_pb2.Failed):
             return
-        if request is None or not (outcome.rebuild_state or outcome.HasField("state_change")):
+        state_bytes = len(outcome.rebuild_state), outcome.state_change.ByteSize()
+        has_state = outcome.rebuild_state or outcome.HasField("state_change")
+        if request is None or not has_state or max(state_bytes) > MAX_STATE_BYTES:
             self._give_up(LossReason.NO_STATE)
             return
         unit = request.unit
@@ -112,8 +115,9 @@ class Journal:
             audio_bytes = len(packed[0])
         else:
             past.audio = unit.audio
+        id_bytes = _ID_BYTES * len(past.token_ids)
         self._units.append(past)
-        self._add(audio_bytes + frame_bytes + len(past.rebuild_state) + _ENTRY_BYTES)
+        self._add(audio_bytes + frame_bytes + id_bytes + sum(state_bytes) + _ENTRY_BYTES)
 
     def _add(self, byte_count: int) -> None:
         """Count bytes. Give the journal up if a bound is exceeded."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duplane.edge.session.journal import Journal, JournalSpace
+from duplane.edge.session.journal import Journal, JournalSpace, LossReason
 from duplane.fabric.audio import pcm_from_int16
-from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.v1 import session_pb2
 
 MIB = 1024 * 1024
@@ -231,6 +231,31 @@ def test_opaque_state_counts_as_bytes_of_the_journal() -> None:
     small.append(request(0), delta(0))
     large.append(request(0), delta(0, rebuild_state=bytes(5_000)))
     assert large.byte_count == small.byte_count + 5_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rebuild_state": bytes(MAX_STATE_BYTES + 1)},
+        {"state_change": session_pb2.StateChange(speech_token_ids=[1] * (MAX_STATE_BYTES + 1))},
+    ],
+)
+def test_state_that_no_worker_accepts_makes_the_journal_useless(fields: dict[str, Any]) -> None:
+    kept = journal()
+    kept.append(request(0), delta(0, rebuild_state=bytes(MAX_STATE_BYTES)))
+    assert kept.is_whole
+    kept.append(request(1), delta(1, **fields))
+    assert not kept.is_whole
+    assert kept.loss
+    assert (kept.loss.reason, kept.loss.unit_count) == (LossReason.NO_STATE, 1)
+
+
+def test_ids_of_a_unit_count_as_bytes_of_the_journal() -> None:
+    small, large = journal(), journal()
+    small.append(request(0), delta(0))
+    many = session_pb2.StateChange(speech_token_ids=[1] * 5_000)
+    large.append(request(0), delta(0, token_ids=[1] * 1_000, state_change=many))
+    assert large.byte_count > small.byte_count + 8_900
 
 
 def test_worker_that_cannot_rebuild_gets_no_journal() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from duplane.fabric.audio import MAX_EXPONENT, pcm_from_int16
-from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
@@ -16,8 +16,6 @@ from duplane.worker.session.unit_check import check_unit
 from duplane.worker.settings import SessionLimits
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-MAX_STATE_BYTES = 64 * 1024
-"""Maximum number of bytes of the state of one unit."""
 
 
 def check_model(request: session_pb2.Rebuild, digest: str) -> None:
