@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -56,6 +57,18 @@ def collections_of_objects_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     service is ready.
     """
     monkeypatch.setattr(gc, "freeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_torch() -> None:
+    """Compute on one thread: a worker that a test runs in this process may have chosen more.
+
+    Several processes run tests. With two threads each, they need four times the CPU time, because
+    threads of torch wait for each other without sleeping.
+    """
+    torch = sys.modules.get("torch")  # most tests do not need it, and its import takes a second
+    if torch and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

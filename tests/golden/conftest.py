@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from support.model.checkpoints import write_speaking_checkpoint
 
 from duplane.worker.models.minicpm_o.model import DuplexModel
@@ -21,7 +20,6 @@ def speaking_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def _loaded(speaking_checkpoint: Path) -> DuplexModel:
-    torch.set_num_threads(1)
     return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
 
 

@@ -11,7 +11,6 @@ from support.model.fake_cuda import elsewhere
 
 @pytest.fixture(scope="module", autouse=True)
 def _device() -> Iterator[None]:
-    torch.set_num_threads(1)
     if torch.cuda.is_available():
         yield
         return

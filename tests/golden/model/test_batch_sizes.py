@@ -28,7 +28,6 @@ SLOTS, ROUNDS = 6, 6
 
 @pytest.fixture(scope="module")
 def loaded(speaking_checkpoint: Path) -> DuplexModel:
-    torch.set_num_threads(1)
     return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
 
 

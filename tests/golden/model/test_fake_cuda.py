@@ -277,6 +277,7 @@ def test_the_worker_says_what_its_device_is(speaking_checkpoint: Path) -> None:
         slot_count=1,
         context_token_limit=256,
         turn_row_limit=128,
+        threads=1,
     )
     with elsewhere(warms_up=True):
         device = open_device(settings)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
@@ -30,7 +29,6 @@ Played = list[list[UnitOutput]]
 
 @pytest.fixture(scope="module")
 def many(speaking_checkpoint: Path) -> DuplexModel:
-    torch.set_num_threads(1)
     return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
 
 

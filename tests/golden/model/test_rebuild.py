@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.model.past_units import RanUnit, assert_same_units, past_units, rebuild, run_unit
@@ -97,7 +96,6 @@ SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def _model(speaking_checkpoint: Path) -> DuplexModel:
-    torch.set_num_threads(1)
     # `turn_rows` is small, so a few units of speech already make the talker drop its older rows.
     return DuplexModel.load(speaking_checkpoint, slot_count=3, context_capacity=1900, turn_rows=200)
 

@@ -22,7 +22,6 @@ CHECKPOINT = GOLDEN / "checkpoint"
 @pytest.fixture(scope="module")
 def talker() -> Talker:
     source = Checkpoint(CHECKPOINT)
-    torch.set_num_threads(1)
     talker = Talker(source.config, 2, torch.device("cpu"), torch.float32)
     talker.load(source)
     return talker.requires_grad_(False).eval()
