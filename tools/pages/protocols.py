@@ -101,9 +101,12 @@ def _places() -> Iterator[str]:
     )
     yield (
         "The query parameter `mode` chooses the mode of `/v1/realtime`. Every URL may have more"
-        " parameters: `model=NAME` asks for workers of that model; `client_id=NAME` names the"
-        " client for operators; `traceparent=TEXT` (W3C Trace Context) makes the session a part of"
-        " the client's trace, like the header of that name.\n"
+        " parameters: `client_id=NAME` names the client for operators; `traceparent=TEXT` (W3C"
+        " Trace Context) makes the session a part of the client's trace, like the header of that"
+        " name; `model=NAME` asks for a model. If a worker has a model of this name, the session"
+        " gets this model. Otherwise, if all workers serve one model, it gets that one. Otherwise"
+        " it is refused with `service_unavailable` and the names of the models. The first answer"
+        " of a session names its model (`model`), if the scheduler has said it.\n"
     )
     yield SUBPROTOCOL_RULE.format(" and ".join(f"`{name}`" for name in SUBPROTOCOLS))
     yield (

@@ -48,8 +48,8 @@ class Route(Enum):
 class Target:
     """What a client requests, from its URL and headers.
 
-    `client_id` is shown to operators and is never trusted. `model` is the name of a model; empty
-    means any model.
+    `client_id` is shown to operators and is never trusted. `model` names the model that the client
+    asks for; the scheduler decides what the name means. Empty means any model.
     """
 
     mode: str

@@ -8,7 +8,7 @@ import logging
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -203,11 +203,6 @@ class SessionRegistry:
             session_id, f"rt_{self._last_realtime_ms}", session_id if is_recorded else ""
         )
 
-    def _needs(self, target: Target) -> Mapping[str, str]:
-        """Return the labels that a session's worker must have."""
-        needs = parse_labels(self._settings.needs, "needs")
-        return {**needs, "model": target.model} if target.model else needs
-
     async def run(
         self,
         client: Client,
@@ -240,7 +235,8 @@ class SessionRegistry:
             request_id=str(uuid.uuid4()),
             kind=mode.kind,
             pool=self._settings.pool,
-            needs=self._needs(request.target),
+            needs=parse_labels(self._settings.needs, "needs"),
+            model=request.target.model,
             session_id=identity.session_id,
             client_id=request.target.client_id,
             trace=spans.context,

@@ -232,7 +232,7 @@ class EdgeSettings:
     """Pool of workers from which sessions get slots. Default: the pool without a name."""
     needs: Annotated[Names, Parameter("--need")] = ()
     """Labels that the worker of every session must have, as KEY=VALUE, separated by commas. If a
-    client's URL has the query parameter `model`, this value replaces the label `model`."""
+    client's URL names a model (`?model=NAME`) that a worker has, it replaces the label `model`."""
     reuse_port: bool = False
     """Share the port with other edges on this machine; the kernel distributes connections."""
     tls_cert: ExistingFile | None = None

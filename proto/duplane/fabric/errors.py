@@ -31,6 +31,7 @@ class Reason(StrEnum):
     OUT_OF_ORDER = "OUT_OF_ORDER"
     QUEUE_FULL = "QUEUE_FULL"
     KIND_NOT_SERVED = "KIND_NOT_SERVED"
+    MODEL_NOT_SERVED = "MODEL_NOT_SERVED"
     TICKET_CANCELLED = "TICKET_CANCELLED"
     SUPERSEDED = "SUPERSEDED"
     UNKNOWN_WORKER = "UNKNOWN_WORKER"
@@ -57,6 +58,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.OUT_OF_ORDER: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.KIND_NOT_SERVED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.MODEL_NOT_SERVED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TICKET_CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
     Reason.UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,

@@ -1,11 +1,11 @@
-"""The format of a model's sound, and whether two models are the same. Pure."""
+"""The format of a model's sound, its name, and whether two models are the same. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, SAMPLE_BYTES
-from duplane.fabric.v1 import model_pb2, session_pb2
+from duplane.fabric.v1 import lease_pb2, model_pb2, session_pb2
 
 _NS_PER_S = 1_000_000_000
 
@@ -58,6 +58,11 @@ class ModelFormat:
 
 
 DEFAULT_FORMAT = ModelFormat()
+
+
+def name_of(granted: lease_pb2.Granted) -> str:
+    """Return the name by which a client can ask for the model of a grant; empty if unknown."""
+    return granted.model_label or granted.model.name
 
 
 def is_same_model(first: model_pb2.Model, second: model_pb2.Model) -> bool:

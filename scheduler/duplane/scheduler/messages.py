@@ -7,6 +7,7 @@ from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.lost_workers import LostWorker
 from duplane.scheduler.policy.fifo import QueueEntry
 from duplane.scheduler.policy.hold_times import MIN_SAMPLE_COUNT, HoldTimes
+from duplane.scheduler.policy.needs import MODEL
 from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, Worker
@@ -37,6 +38,7 @@ def granted(
         worker_id=grant.claims.worker_id,
         worker_epoch=grant.claims.worker_epoch,
         model=register.model if register.HasField("model") else None,
+        model_label=register.labels.get(MODEL, ""),
     )
 
 

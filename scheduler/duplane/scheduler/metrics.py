@@ -39,6 +39,7 @@ REFUSALS = (
     Reason.INVALID_FIELD,
     Reason.QUEUE_FULL,
     Reason.KIND_NOT_SERVED,
+    Reason.MODEL_NOT_SERVED,
     Reason.TICKET_CANCELLED,
     Reason.SUPERSEDED,
     Reason.UNAVAILABLE,

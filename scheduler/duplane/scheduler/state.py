@@ -220,6 +220,11 @@ class SchedulerState:
         pool = self._pools.get(request.pool)
         return bool(pool) and request.kind in pool.slots.attached_kinds(needs_of(request))
 
+    def ambiguous_models(self, request: lease_pb2.AcquireLeaseRequest) -> Sequence[str]:
+        """Return the models that are served, if they are several and the request names another."""
+        pool = self._pools.get(request.pool)
+        return pool.slots.ambiguous_models(needs_of(request)) if pool else ()
+
     def grant_of(self, worker_id: str, slot: int) -> Grant | None:
         """Return the grant of a slot."""
         return self._slots.get(worker_id, {}).get(slot)

@@ -52,6 +52,8 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     _require_short(request.session_id, "session_id")
     _require_short(request.client_id, "client_id")
     _check_labels(request.needs, "needs")
+    is_short = len(request.model) <= MAX_LABEL_LENGTH
+    _require(is_short, "model", f"is longer than {MAX_LABEL_LENGTH} characters")
     is_bounded = len(request.avoided_worker_ids) <= MAX_AVOIDED_COUNT
     _require(is_bounded, "avoided_worker_ids", f"names more than {MAX_AVOIDED_COUNT} workers")
     for index, worker_id in enumerate(request.avoided_worker_ids):

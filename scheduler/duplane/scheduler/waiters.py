@@ -30,6 +30,7 @@ from duplane.scheduler.store.base import (
 from duplane.scheduler.validation import parse_ticket_id
 
 Enqueue = Callable[[lease_pb2.AcquireLeaseRequest, str, int | None], Awaitable[Ticket | Grant]]
+_MAX_NAMED = 20  # models that a refusal lists
 MAX_POSITION = 2**31 - 1  # of the contract's int32
 
 
@@ -118,6 +119,20 @@ class Waiters:
         waiter.has_lost_place = False
         await self._enqueue(waiter, waiter.order)
 
+    def check_model(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        """Refuse a request that asks for none of the models that are served, if there are several.
+
+        A caller that returns with a ticket may return before the workers of its model attach again,
+        so it is not refused. Raises FabricError.
+        """
+        if request.ticket_id or not (models := self._state.ambiguous_models(request)):
+            return
+        named = [model for model in models if model]
+        more = ", ..." if len(named) > _MAX_NAMED else ""
+        served = ", ".join(named[:_MAX_NAMED]) + more
+        message = f"no worker serves the model {request.model!r}; served are: {served}"
+        raise FabricError(Reason.MODEL_NOT_SERVED, message)
+
     def cancel_request(self, request_id: str) -> None:
         """End the calls of a request that its caller has cancelled."""
         for waiter in self._by_request.get(request_id, ()):
@@ -171,10 +186,10 @@ class Waiters:
 
     def _admit(self, request: lease_pb2.AcquireLeaseRequest, *, is_returning: bool) -> None:
         # A caller may return before the worker that serves its kind attaches again.
+        self.check_model(request)
         if not is_returning and self._state.workers and not self._state.serves(request):
-            needs = "".join(f" with {name}={value}" for name, value in sorted(needs_of(request)))
             kind = kind_name(request.kind)
-            message = f"no worker of pool {request.pool!r}{needs} serves {kind}"
+            message = f"no worker of pool {request.pool!r}{needs_of(request)} serves {kind}"
             raise FabricError(Reason.KIND_NOT_SERVED, message)
         if len(self._state.tickets) >= self.limit * (2 if is_returning else 1):
             raise FabricError(Reason.QUEUE_FULL, f"{self.limit} requests wait already")

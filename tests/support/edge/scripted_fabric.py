@@ -74,6 +74,7 @@ class Acquisition:
 
     def __init__(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         self.request = request
+        self.model_label = ""
         self.is_over = asyncio.Event()
         self.events: asyncio.Queue[lease_pb2.Queued | FabricError | None] = asyncio.Queue()
 
@@ -253,6 +254,7 @@ class _Leases:
                     worker_id="w",
                     claim_timeout=Duration(seconds=_CLAIM_S),
                     model=fabric.model,
+                    model_label=acquisition.model_label,
                 )
             )
         finally:

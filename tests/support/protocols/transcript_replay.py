@@ -183,17 +183,18 @@ class PureReplay:
             case "granted":
                 if isinstance(self.session, ChatSession):
                     assert self.session.needs_slot, f"line {step.line}: not asked for"
-                    self._tell(self.session.granted(2.0, self.now))
+                    self._tell(self.session.granted(2.0, self.now, model_name=step.rest))
                 else:
-                    self._tell(self._claimed(self.session))
+                    self._tell(self._claimed(self.session, step.rest))
             case _:
                 error = FabricError(Reason(step.rest), "scripted")
                 self._tell(self.session.failed(error, self.now))
 
-    def _claimed(self, session: DuplexSession) -> list[bytes]:
+    def _claimed(self, session: DuplexSession, model_label: str) -> list[bytes]:
         moves = session.moves
         slot = moves.attempt.slot if moves.phase in MOVING else moves.present
-        return session.claimed(slot, lease_pb2.Granted(worker_id="w"), 60.0, self.now)
+        granted = lease_pb2.Granted(worker_id="w", model_label=model_label)
+        return session.claimed(slot, granted, 60.0, self.now)
 
     def _edge(self, step: Step) -> None:
         if step.what == "chat":
@@ -281,6 +282,7 @@ class LiveReplay:
             case "queued":
                 self._acquisition.queued(message_of(step.rest, lease_pb2.Queued()))
             case "granted":
+                self._acquisition.model_label = step.rest
                 self._acquisition.grant()
                 if self._is_chat:
                     async with asyncio.timeout(WITHIN_S):

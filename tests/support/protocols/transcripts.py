@@ -13,7 +13,7 @@
     leaves                         the client vanishes
     server {"type": ...}           the client receives exactly this
     scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
-    scheduler granted              a slot is granted and claimed
+    scheduler granted [MODEL]      a slot is granted and claimed; the model's name, if it is told
     scheduler refuses REASON
     edge open|unit|... {...}       the worker receives exactly this (except times and traces)
     worker opened|delta|failed|closed {...}

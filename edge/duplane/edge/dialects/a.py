@@ -130,6 +130,7 @@ class DialectA(DuplexDialect):
             "type": "session.created",
             "session_id": self.identity.realtime_id,
             "prompt_length": opened.prompt_token_count,
+            **self._model_fields,
         }
         if self.identity.recording_id:
             event["recording_session_id"] = self.identity.recording_id

@@ -122,7 +122,9 @@ class DialectBChat(ChatDialect):
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         ignored_fields = [*self._ignored, *opened.ignored_fields]
-        return self._events.created(opened.prompt_token_count, ignored_fields, now)
+        return self._events.created(
+            opened.prompt_token_count, ignored_fields, self._model_fields, now
+        )
 
     def begin(self, turn: Turn, now: Moment) -> None:
         """Begin to answer a turn, under a new response id."""

@@ -54,14 +54,21 @@ class BEvents:
             "server_send_ts": now.wall_s,
         }
 
-    def created(self, prompt_token_count: int, ignored: Sequence[str], now: Moment) -> list[bytes]:
-        """Render `session.created`."""
+    def created(
+        self,
+        prompt_token_count: int,
+        ignored: Sequence[str],
+        model: Mapping[str, object],
+        now: Moment,
+    ) -> list[bytes]:
+        """Render `session.created`. `model` has the field with the model's name, if it is known."""
         self.usage.input_text += prompt_token_count
         event = self.envelope("session.created", now)
         event["mode"] = self._backend_mode
         event["prompt_length"] = prompt_token_count
         event["metrics"] = {"kv_cache_length": prompt_token_count}
         event["usage"] = self.usage.to_json()
+        event |= model
         if self._identity.recording_id:
             event["recording_session_id"] = self._identity.recording_id
         if ignored:

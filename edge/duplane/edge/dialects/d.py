@@ -83,9 +83,8 @@ class DialectD(ChatDialect):
         """Render `prefill_done`, with the fields of the request that have no effect."""
         super().prefilled(prefilled, now)
         ignored = self._without_effect()
-        without_effect = {"ignored_fields": ignored} if ignored else {}
-        count = prefilled.prompt_token_count
-        return [_event("prefill_done", input_tokens=count, **without_effect)]
+        fields = {**self._model_fields, **({"ignored_fields": ignored} if ignored else {})}
+        return [_event("prefill_done", input_tokens=prefilled.prompt_token_count, **fields)]
 
     def _delta_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
         del now

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import ClassVar
 
 import orjson
@@ -86,6 +87,7 @@ class Dialect(ABC):
     only_event: ClassVar[str] = ""
 
     _ignored: tuple[str, ...] = ()  # paths of settings without effect
+    _model_fields: Mapping[str, object] = MappingProxyType({})  # the model's name, if known
     _resampler: Resampler | None = None  # of the model's speech; None if the rates are equal
 
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
@@ -144,8 +146,12 @@ class Dialect(ABC):
 
     # --- server events ---
 
-    def use_model(self, model: ModelFormat) -> None:
-        """Prepare to render the speech of a model. Call this before the first delta."""
+    def use_model(self, model: ModelFormat, name: str = "") -> None:
+        """Prepare to render the speech of a model. Call this before the first event about it.
+
+        The client is told the `name` of the model, unless this is empty.
+        """
+        self._model_fields = {"model": name} if name else {}
         self._resampler = resampler(model.output_rate_hertz, self.output_rate_hertz)
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:

@@ -8,7 +8,7 @@ from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.runner import SessionRunner
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
-from duplane.fabric.model import ModelFormat
+from duplane.fabric.model import ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -57,7 +57,7 @@ class ChatRunner(SessionRunner[ChatSession]):
         now, has_limit = self._clock.now(), granted.HasField("claim_timeout")
         claim_s = to_seconds(granted.claim_timeout) if has_limit else None
         model = ModelFormat.of(granted.model)
-        self._apply(self.session.granted(claim_s, now, model), now)
+        self._apply(self.session.granted(claim_s, now, model, name_of(granted)), now)
         return granted
 
     async def _run_turn(self, granted: lease_pb2.Granted, turn: session_pb2.ChatRequest) -> None:

@@ -145,7 +145,11 @@ class ChatSession(Session[ChatDialect]):
     # --- the worker ---
 
     def granted(
-        self, claim_s: float | None, now: Moment, model: ModelFormat = DEFAULT_FORMAT
+        self,
+        claim_s: float | None,
+        now: Moment,
+        model: ModelFormat = DEFAULT_FORMAT,
+        model_name: str = "",
     ) -> list[bytes]:
         """Record a grant of a slot with this model.
 
@@ -154,7 +158,7 @@ class ChatSession(Session[ChatDialect]):
         if self.closed:
             return []
         self._model = model
-        self.dialect.use_model(model)
+        self.dialect.use_model(model, model_name)
         was_queued, is_first = self._is_queued, not self._was_granted
         self._leave_queue()
         self._was_granted = True

@@ -120,6 +120,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request.CopyFrom(first)
         request.request_id += f"/move{attempt.number}"
         request.ticket_id = attempt.ticket_id
+        request.model = self.session.moves.present.granted.model_label or first.model
         request.avoided_worker_ids.extend(attempt.avoided_workers)
         request.avoided_worker_epochs.extend(attempt.avoided_workers.values())
         await self._hold_slot(attempt.slot, request)

@@ -35,7 +35,7 @@ from duplane.edge.session.slot import Slot
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 _LOST = Close(CloseReason.FAILED, "the worker was lost")
@@ -60,6 +60,7 @@ class DuplexSession(Session[DuplexDialect]):
         super().__init__(dialect, limits, now, is_decided=not detects_dialect)
         self.moves = Moves(limits.frame_count, self.effects, continuity)
         self._settings: session_pb2.Open | None = None
+        self._model_name = ""  # empty if unknown
         self.replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
         self._last_audio_s = -math.inf  # monotonic
@@ -167,10 +168,14 @@ class DuplexSession(Session[DuplexDialect]):
         self.moves.claimed(slot, granted, now)
         if slot is not self.moves.present:
             return []
-        return self.granted(open_s, now, ModelFormat.of(granted.model))
+        return self.granted(open_s, now, ModelFormat.of(granted.model), name_of(granted))
 
     def granted(
-        self, open_s: float, now: Moment, model: ModelFormat = DEFAULT_FORMAT
+        self,
+        open_s: float,
+        now: Moment,
+        model: ModelFormat = DEFAULT_FORMAT,
+        model_name: str = "",
     ) -> list[bytes]:
         """Begin at a worker that has no conversation yet: its slot is claimed.
 
@@ -179,6 +184,7 @@ class DuplexSession(Session[DuplexDialect]):
         """
         if self.closed:
             return []
+        self._model_name = model_name
         had_slot = self.has_slot
         self.time_limits.stop(TimeLimit.CONVERSATION)
         self._use_model(model)
@@ -284,7 +290,7 @@ class DuplexSession(Session[DuplexDialect]):
         self.time_limits.stop(TimeLimit.CONVERSATION)
         self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
         self.replies.context_token_count = opened.prompt_token_count
-        self.dialect.use_model(self.moves.queue.model)
+        self.dialect.use_model(self.moves.queue.model, self._model_name)
         events = self.dialect.opened(opened, now)
         if self.moves.phase is MovePhase.OPENING:
             self.moves.opened(opened, now)

@@ -164,6 +164,8 @@ class Session(ABC, Generic[D]):
         if not self.is_running and error.reason == Reason.KIND_NOT_SERVED:
             unserved = Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
             return self.end(unserved, now)
+        if not self.is_running and error.reason == Reason.MODEL_NOT_SERVED:
+            return self.end(Close(CloseReason.SERVICE_UNAVAILABLE, error.message), now)
         if not self.is_running:
             return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
         return self._call_failed(error, now)

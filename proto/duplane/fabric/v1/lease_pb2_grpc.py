@@ -70,7 +70,8 @@ class LeaseServiceServicer:
 
         Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
         are attached, none serves the kind with these needs, and the request has no ticket yet;
-        CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+        FAILED_PRECONDITION / MODEL_NOT_SERVED when several models are served, none of them is the one
+        that `model` names, and the request has no ticket of an earlier call; CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
         INVALID_FIELD with the field's name in `metadata["field"]`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -49,7 +49,8 @@ class LeaseServiceStub:
 
     Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
     are attached, none serves the kind with these needs, and the request has no ticket yet;
-    CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+    FAILED_PRECONDITION / MODEL_NOT_SERVED when several models are served, none of them is the one
+    that `model` names, and the request has no ticket of an earlier call; CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
     INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
@@ -79,7 +80,8 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
     are attached, none serves the kind with these needs, and the request has no ticket yet;
-    CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+    FAILED_PRECONDITION / MODEL_NOT_SERVED when several models are served, none of them is the one
+    that `model` names, and the request has no ticket of an earlier call; CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
     INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
@@ -112,7 +114,8 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
         are attached, none serves the kind with these needs, and the request has no ticket yet;
-        CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+        FAILED_PRECONDITION / MODEL_NOT_SERVED when several models are served, none of them is the one
+        that `model` names, and the request has no ticket of an earlier call; CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
         INVALID_FIELD with the field's name in `metadata["field"]`.
         """
 

@@ -17,14 +17,14 @@ from sortedcontainers import SortedList
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import FifoQueue
 from duplane.scheduler.policy.forecast import Supply
-from duplane.scheduler.policy.needs import Needs, labels_of
+from duplane.scheduler.policy.needs import Labels, Needs, labels_of, model_of, with_model
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
 # Maximum number of tickets that are skipped because they avoid the workers with free slots.
 _MAX_PASSED_OVER = 32
 _ANY_EPOCH = 0  # of an avoided worker: the request avoids it whatever its epoch is
 _Rank = tuple[int, int, int, str]  # the worker with the lowest rank is used first
-_Ability = tuple[frozenset[lease_pb2.SessionKind], Needs]
+_Ability = tuple[frozenset[lease_pb2.SessionKind], Labels]
 _Held = tuple[int, lease_pb2.SessionKind, float]  # slot, kind of its session, time of its grant
 
 
@@ -100,7 +100,7 @@ class Candidate:
 class _Group:
     """The workers that serve the same kinds of session and have the same labels."""
 
-    def __init__(self, kinds: frozenset[lease_pb2.SessionKind], labels: Needs) -> None:
+    def __init__(self, kinds: frozenset[lease_pb2.SessionKind], labels: Labels) -> None:
         self.kinds = kinds
         self.labels = labels
         self.ranks: SortedList[_Rank] = SortedList()  # of workers with free slots
@@ -163,8 +163,46 @@ class SlotIndex:
 
     def grantable(self, queues: Mapping[Needs, FifoQueue]) -> Sequence[FifoQueue]:
         """Return the queues for which a slot that meets their needs is free."""
-        labels = [group.labels for group in self._free.values()]
-        return [queue for needs, queue in queues.items() if any(map(needs.issubset, labels))]
+        free = [group.labels for group in self._free.values()]
+        return [
+            queue
+            for needs, queue in queues.items()
+            if (labels := self.labels_for(needs)) is not None and any(map(labels.issubset, free))
+        ]
+
+    def labels_for(self, needs: Needs) -> Labels | None:
+        """Return the labels that a worker must have for a ticket with these needs.
+
+        A model that a worker has replaces the label `model`. Any other name of a model is ignored
+        if only one model comes into question. None if there are several.
+        """
+        if not needs.model:
+            return needs.labels
+        named = with_model(needs.labels, needs.model)
+        if any(True for _ in self._having(named)):
+            return named
+        match self._models_for(needs.labels):
+            case []:
+                return named
+            case [""]:
+                return needs.labels
+            case [model]:
+                return with_model(needs.labels, model)
+            case _:
+                return None
+
+    def ambiguous_models(self, needs: Needs) -> Sequence[str]:
+        """Return the models that come into question, if `labels_for(needs)` is None."""
+        return () if self.labels_for(needs) is not None else self._models_for(needs.labels)
+
+    def _models_for(self, labels: Labels) -> Sequence[str]:
+        """Return the models of the workers that have `labels`, sorted; "" for workers without one.
+
+        Workers that only wait for the end of their sessions count only if there are no others.
+        """
+        groups = list(self._having(labels))
+        able = [group for group in groups if group.able_count]
+        return sorted({model_of(group.labels) for group in able or groups})
 
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
         """Return the kinds that the workers that meet `needs` serve, including draining workers."""
@@ -181,10 +219,11 @@ class SlotIndex:
 
     def supplies_for(self, needs: Needs, kind: lease_pb2.SessionKind) -> Sequence[int]:
         """Return the indices in `supplies()` of the slots that a ticket can use."""
+        labels = self.labels_for(needs)
         return [
             index
             for index, group in enumerate(self._groups.values())
-            if kind in group.kinds and needs <= group.labels
+            if labels is not None and kind in group.kinds and labels <= group.labels
         ]
 
     def some_supplies(
@@ -265,8 +304,11 @@ class SlotIndex:
         left_out: Collection[str],
     ) -> Candidate | None:
         best: _Rank | None = None
+        labels = self.labels_for(needs)
+        if labels is None:
+            return None
         for group in self._free.values():
-            if request.kind in group.kinds and needs <= group.labels:
+            if request.kind in group.kinds and labels <= group.labels:
                 rank = next((rank for rank in group.ranks if rank[-1] not in left_out), None)
                 best = min(filter(None, (best, rank)), default=None)
         return self._candidates[best[-1]] if best else None
@@ -290,10 +332,15 @@ class SlotIndex:
         }
 
     def _able(self, needs: Needs) -> Iterator[_Group]:
-        """Yield the groups that meet `needs`. Only groups with the rarest label are examined."""
-        labelled = (self._by_label.get(label, {}) for label in needs)
+        """Return the groups that meet `needs`."""
+        labels = self.labels_for(needs)
+        return iter(()) if labels is None else self._having(labels)
+
+    def _having(self, labels: Labels) -> Iterator[_Group]:
+        """Yield the groups that have `labels`. Only groups with the rarest label are examined."""
+        labelled = (self._by_label.get(label, {}) for label in labels)
         tried = min(labelled, key=len, default=self._groups)
-        return (group for group in tried.values() if needs <= group.labels)
+        return (group for group in tried.values() if labels <= group.labels)
 
 
 def next_grant(

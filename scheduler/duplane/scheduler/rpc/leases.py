@@ -149,6 +149,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
                 # If a slot is free now, the caller gets the grant without a `queued` message first.
                 await self._grant_loop.settled(waiter.order)
                 if not waiter.changed.is_set():
+                    self._waiters.check_model(waiter.request)
                     await self._send_position(waiter, context)
                     await self._wait_for_change(waiter)
 

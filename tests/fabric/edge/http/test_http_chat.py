@@ -21,7 +21,7 @@ from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import read_events, read_meta, recordings
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.v1 import lease_pb2, model_pb2
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 QUEUED = lease_pb2.Queued(
@@ -267,3 +267,11 @@ async def test_a_request_ends_with_the_edge_and_leaves_nothing(
     meta = read_meta(directory)
     assert meta
     assert meta.close_reason == "shutdown"
+
+
+async def test_answer_names_the_model_of_the_slot() -> None:
+    async with live_edge() as edge:
+        edge.fabric.model = model_pb2.Model(name="voice")
+        _, told = await ask(edge, query="?model=minicpm-o-4.5-realtime")
+        assert told["model"] == "voice"
+        assert (await edge.fabric.acquisition()).request.model == "minicpm-o-4.5-realtime"

@@ -22,7 +22,7 @@ from support.scheduler.scheduler_harness import (
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import AVOIDED_S, FifoQueue
-from duplane.scheduler.policy.needs import NO_NEEDS
+from duplane.scheduler.policy.needs import NO_NEEDS, Needs
 from duplane.scheduler.policy.placement import Candidate, SlotIndex, avoidance_end, next_grant
 from duplane.scheduler.store.base import DrainRequest, Grant, Ticket, Worker
 
@@ -278,7 +278,7 @@ def labelled(worker_id: str, **labels: str) -> Worker:
 
 
 def test_only_a_worker_with_the_needed_labels_is_granted() -> None:
-    queue = FifoQueue(frozenset({("model", "a"), ("zone", "x")}))
+    queue = FifoQueue(Needs(frozenset({("model", "a"), ("zone", "x")})))
     slots = SlotIndex()
     queue.put(ticket(1), 0.0)
     for one in (labelled("w1"), labelled("w2", model="a"), labelled("w3", model="b", zone="x")):
@@ -294,13 +294,13 @@ def test_worker_that_registers_with_other_labels_moves_to_their_group() -> None:
     slots = SlotIndex()
     slots.put(candidate(labelled("w", model="a")))
     slots.put(candidate(labelled("w", model="b")))
-    assert not slots.attached_kinds(frozenset({("model", "a")}))
-    assert slots.attached_kinds(frozenset({("model", "b")}))
+    assert not slots.attached_kinds(Needs(frozenset({("model", "a")})))
+    assert slots.attached_kinds(Needs(frozenset({("model", "b")})))
     assert len(slots) == 1
 
 
 def test_avoided_worker_is_granted_if_no_other_has_the_needed_labels() -> None:
-    queue = FifoQueue(frozenset({("model", "a")}))
+    queue = FifoQueue(Needs(frozenset({("model", "a")})))
     slots = SlotIndex()
     queue.put(ticket(1, avoided=("w1",)), 0.0)
     slots.put(candidate(labelled("w1", model="a")))
