@@ -100,6 +100,24 @@ async def test_report_writes_only_the_slots_that_have_changed(
     assert other.facts.workers["w"] == replace(changed, is_draining=True)
 
 
+async def test_reports_that_etcd_has_lost_are_written_again(
+    pair: Pair, client: EtcdClient, prefix: str
+) -> None:
+    one, other = pair
+    keys = Keys(prefix)
+    worker = await one.worker(slot_count=2)
+    delete = etcd_pb2.DeleteRangeRequest(key=keys.reports("w"))
+    change = etcd_pb2.RequestOp(request_delete_range=delete)
+    await client.txn(etcd_pb2.TxnRequest(success=[change]))
+    await settled(pair)
+    assert one.facts.workers["w"].slots == ()
+    changed = with_states(worker, FREE, OCCUPIED)
+    assert await one.store.report(changed)
+    await settled(pair)
+    assert other.facts.workers["w"] == changed
+    assert await reported(client, keys) == ["reports/w"]
+
+
 async def test_report_of_many_changes_is_one_value(
     pair: Pair, client: EtcdClient, prefix: str
 ) -> None:

@@ -281,13 +281,14 @@ def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:
 
 
 def _put_reports(step: Transaction[bool], known: Worker, reported: Worker) -> None:
-    """Write the reports that differ from the known ones."""
+    """Write the reports that differ from the known ones. If etcd has lost some, write all."""
     keys = step.facts.keys
     worker_id = known.worker_id
     lease = step.facts.lease_of(keys.epoch(worker_id))
-    slots = zip(known.slots, reported.slots, strict=True)
+    slots = zip(known.slots, reported.slots, strict=False)
     changed = [after for before, after in slots if before != after]
-    if len(changed) > MAX_LATER_REPORTS:
+    is_whole = len(known.slots) == len(reported.slots)
+    if not is_whole or len(changed) > MAX_LATER_REPORTS:
         step.require_unchanged(keys.reports(worker_id))
         _put_all_reports(step, reported, lease)
         return
