@@ -65,8 +65,8 @@ class Limits:
     chat_video_bytes: NonNegativeInt = 16 * 1024 * 1024
     """Maximum number of bytes of one video file in a history."""
     chat_media_bytes: NonNegativeInt = 24 * 1024 * 1024
-    """Maximum number of bytes of pictures, videos and decoded audio in a history together. Workers
-    have the same bound."""
+    """Maximum number of bytes of pictures, videos and decoded audio in a history together, also at
+    the input rate of the model. Workers have the same bound."""
     chat_token_count: NonNegativeInt = 8192
     """Maximum number of tokens that one turn of chat may ask for."""
     text_bytes: NonNegativeInt = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import Any
 
 import pybase64
@@ -14,9 +15,10 @@ from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.edge.session import request_rates
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
-from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.fabric.v1 import lease_pb2, model_pb2, session_pb2
 
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 APPEND = {"type": "input.append", "input": ASK}
@@ -173,3 +175,49 @@ async def test_a_chat_that_falls_idle_while_the_edge_drains_is_ended() -> None:
         turn.say(*edge.fabric.on_turn(turn.request))
         assert (await until(client, "session.closed"))[-1]["reason"] == "server_shutdown"
         await closed(client, 1001)
+
+
+def sound(seconds: float) -> dict[str, Any]:
+    """Return a request with this much silence, of samples at 16 kHz."""
+    data = pybase64.b64encode(bytes(4 * int(16_000 * seconds))).decode()
+    return {"messages": [{"role": "user", "content": [{"type": "audio", "data": data}]}]}
+
+
+async def test_sound_of_a_turn_is_resampled_for_the_model_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+    resample = request_rates.resample_pcm
+
+    def noting(pcm: bytes, from_hertz: int, to_hertz: int) -> bytes:
+        threads.append(threading.current_thread())
+        return resample(pcm, from_hertz, to_hertz)
+
+    monkeypatch.setattr(request_rates, "resample_pcm", noting)
+    async with live_edge() as edge, edge.connect_to("/ws/chat") as client:
+        edge.fabric.model = model_pb2.Model(name="m", input_rate_hertz=48_000)
+        await send(client, sound(1.0))
+        await until(client, "done")
+        turn = (await edge.fabric.turn()).request
+        assert len(turn.messages[0].parts[0].audio) == 4 * 48_000
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_turn_whose_media_are_too_large_for_the_model_is_refused() -> None:
+    """The bound holds for what the worker gets, which may be more than the client has sent."""
+    limits = Limits(chat_media_bytes=4 * 16_000 * 2)
+    async with live_edge(limits) as edge, edge.connect_to(CHAT) as client:
+        edge.fabric.model = model_pb2.Model(name="m", input_rate_hertz=48_000)
+        await send(client, {"type": "session.init", "payload": {}})
+        await until(client, "session.created")
+        await send(client, {"type": "input.append", "input": sound(1.0)})
+        error = (await until(client, "error"))[-1]["error"]
+        assert error["code"] == "invalid_payload"
+        assert error["message"] == (
+            "input.messages[0].content[0].data: brings the media of all messages to more than"
+            " 128000 bytes at 48000 Hz, the rate of the model"
+        )
+        await send(client, {"type": "input.append", "input": sound(0.5)})
+        await until(client, "response.done")
+        assert len((await edge.fabric.turn()).request.messages[0].parts[0].audio) == 4 * 24_000

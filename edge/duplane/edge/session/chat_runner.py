@@ -61,9 +61,12 @@ class ChatRunner(SessionRunner[ChatSession]):
         return granted
 
     async def _run_turn(self, granted: lease_pb2.Granted, turn: session_pb2.ChatRequest) -> None:
+        session = self.session
         if self._spans.context is not None:
             turn.trace.CopyFrom(self._spans.context)
         try:
+            if session.must_convert:  # two minutes of sound take 50 ms
+                turn = await asyncio.to_thread(session.convert, turn)
             async with self._fabric.chat(granted, turn) as responses:
                 async for response in responses:
                     now = self._clock.now()

@@ -176,8 +176,7 @@ class ChatSession(Session[ChatDialect]):
     def next_turn(self, now: Moment) -> session_pb2.ChatRequest | None:
         """Return the turn to run on the granted slot; None if no turn waits.
 
-        The turn has its sound at the rate of the slot's model. The slot is then used and can run no
-        other turn.
+        The slot is then used and can run no other turn. Call `convert` with the turn.
         """
         is_ready = self.has_slot and self.dialect.takes_turns and not self.is_running
         if self.closed or not is_ready or not self._turns:
@@ -190,8 +189,21 @@ class ChatSession(Session[ChatDialect]):
         if not self.is_retrying:
             self._is_prefilled = False
         self.dialect.begin(self._running, now)
+        return self._running.request
+
+    @property
+    def must_convert(self) -> bool:
+        """Whether `convert` takes long enough for a thread: the model has another input rate."""
+        return self._model.input_rate_hertz != self.dialect.input_rate_hertz
+
+    def convert(self, turn: session_pb2.ChatRequest) -> session_pb2.ChatRequest:
+        """Return the turn with its sound at the rate of the slot's model.
+
+        Changes nothing, so that a thread can run it. Raises FabricError INVALID_FIELD if the turn
+        is then too large.
+        """
         rates = self.dialect.input_rate_hertz, self._model.input_rate_hertz
-        return convert_turn(self._running.request, *rates)
+        return convert_turn(turn, *rates, self._limits.chat_media_bytes)
 
     def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:
         """Handle a message from the worker about the running turn."""

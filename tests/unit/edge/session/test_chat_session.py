@@ -118,6 +118,8 @@ def test_turn_is_converted_to_the_rates_of_its_model() -> None:
         session.granted(3.0, START, model)
         turn = session.next_turn(START)
         assert turn
+        turn = session.convert(turn)
+        assert turn
         assert turn.messages[0].parts[0].text == "x"
         assert len(turn.messages[0].parts[1].audio) == 4 * part_count
         assert len(turn.config.tts_voice) == 4 * part_count // 2
