@@ -96,6 +96,19 @@ async def test_position_is_sent_again_at_the_interval() -> None:
         assert [queued.position for queued in caller.queued] == [1, 1, 1]
 
 
+@pytest.mark.timing
+async def test_estimated_wait_is_absent_while_the_only_worker_is_silent() -> None:
+    async with SchedulerHarness.running(report_interval_s=0.05) as harness:
+        operator = await harness.operator()
+        worker = await harness.worker(slot_count=2)
+        await operator.until(lambda seen: "w" in seen.workers and seen.workers["w"].is_silent)
+        caller = await harness.caller()
+        await caller.stands(1)
+        assert not caller.queued[0].HasField("estimated_wait")
+        await worker.report()
+        await caller.granted()
+
+
 async def test_estimated_wait_is_absent_while_no_worker_is_known() -> None:
     async with SchedulerHarness.running(queued_interval_s=0.02) as harness:
         caller = await harness.caller()

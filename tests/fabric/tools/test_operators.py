@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.scheduler.scheduler_harness import CHAT, FREE, SchedulerHarness
+from support.scheduler.scheduler_harness import CHAT, CLEANING, FREE, SchedulerHarness, slot_reports
 from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 
@@ -44,6 +44,18 @@ async def test_status_shows_workers_slots_leases_and_queue() -> None:
     assert rows["s2"][:4] == ["w1", "1", "audio_duplex", "granted"]
     assert rows["s3"][:4] == ["1", "audio_duplex", "p", "zone=x"]
     assert "waiting: 1 of at most 9" in output
+
+
+async def test_status_says_whether_a_worker_serves() -> None:
+    async with SchedulerHarness.running() as harness:
+        _, output = await run("status", "--scheduler", harness.address)
+        assert "workers: 0; no worker serves, so sessions wait" in output
+        await harness.worker("w1", slots=slot_reports(CLEANING))
+        _, output = await run("status", "--scheduler", harness.address)
+        assert "workers: 1\n" in output
+        await run("drain", "w1", "--scheduler", harness.address)
+        _, output = await run("status", "--scheduler", harness.address)
+        assert "workers: 1; no worker serves" in output
 
 
 async def test_status_says_how_many_rows_it_leaves_out() -> None:

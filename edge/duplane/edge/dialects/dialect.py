@@ -29,6 +29,8 @@ from duplane.fabric.model import ModelFormat
 from duplane.fabric.resampler import Resampler, resampler
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
+NO_WORKER = "no worker serves"  # why a wait is unknown
+
 
 class Phase(Enum):
     """The phase of a session; it decides which client events are legal."""
@@ -155,14 +157,19 @@ class Dialect(ABC):
         self._resampler = resampler(model.output_rate_hertz, self.output_rate_hertz)
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
-        """Render `queued`, or `queue_update` if `is_update`. An unknown wait is rendered as 0."""
-        event = {
+        """Render `queued`, or `queue_update` if `is_update`.
+
+        An unknown wait is rendered as 0, with the reason: clients expect a number.
+        """
+        event: dict[str, object] = {
             "type": f"{self.queue_prefix}{'queue_update' if is_update else 'queued'}",
             "position": queued.position,
             "estimated_wait_s": to_seconds(queued.estimated_wait),
             "ticket_id": queued.ticket_id,
             "queue_length": queued.queue_length,
         }
+        if not queued.HasField("estimated_wait"):
+            event["reason"] = NO_WORKER
         return [orjson.dumps(event)]
 
     def queue_done(self) -> list[bytes]:

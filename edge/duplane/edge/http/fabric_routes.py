@@ -14,8 +14,8 @@ from duplane.edge.http.messages import json_answer
 from duplane.edge.http.status import (
     cache_list,
     fabric_status,
-    is_serving,
     unknown_status,
+    unready_reason,
     worker_health,
     worker_list,
 )
@@ -25,6 +25,8 @@ from duplane.fabric.v1 import admin_pb2
 
 HEALTH_DEADLINE_S = 0.3  # for all calls together, because /health must always answer soon
 DEADLINE_S = 1.0  # for one call to a scheduler; a slower scheduler counts as down
+_DRAINING = "draining"
+_NO_SCHEDULER = "no scheduler answers"
 MAX_PAGES = 200  # of one list: up to 200,000 workers, leases or tickets
 
 _Page = TypeVar(
@@ -79,15 +81,13 @@ class FabricRoutes:
     async def _ready(self, _: web.Request) -> web.Response:
         """Answer whether a new session would get a slot, now or after a wait."""
         if self._is_draining():
-            return _unready("draining")
+            return _unready(_DRAINING)
         try:
             workers = await list_workers(self._fabric)
         except FabricError:
-            return _unready("no scheduler answers")
-        if workers.store_refusal:
-            return _unready(workers.store_refusal)
-        if not any(map(is_serving, workers.workers)):
-            return _unready("no worker serves")
+            return _unready(_NO_SCHEDULER)
+        if reason := unready_reason(workers):
+            return _unready(reason)
         return json_answer({"status": "ready"})
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -99,12 +99,15 @@ class FabricRoutes:
         except FabricError:
             status = unknown_status(now())
             is_reachable = False
+            reason = _NO_SCHEDULER
         else:
             status = fabric_status(workers, leases, tickets, now())
             is_reachable = True
+            reason = unready_reason(workers)
         return json_answer(
             {
                 **status,
+                "unready_reason": _DRAINING if self._is_draining() else reason,
                 "is_scheduler_reachable": is_reachable,
                 "is_draining": self._is_draining(),
                 "edge_session_count": self._session_count(),

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
 
+from duplane.edge.dialects.dialect import NO_WORKER
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.kinds import kind_name
@@ -28,6 +29,13 @@ def is_serving(worker: admin_pb2.WorkerStatus) -> bool:
     """Return whether a slot of this worker can be leased, now or after a wait."""
     is_absent = worker.is_draining or worker.is_silent or worker.is_unreachable
     return not is_absent and any(slot.state not in _UNLEASABLE for slot in worker.worker.slots)
+
+
+def unready_reason(workers: admin_pb2.ListWorkersResponse) -> str:
+    """Return why a new session would get no slot, not even after a wait; empty if it would."""
+    if workers.store_refusal or any(map(is_serving, workers.workers)):
+        return workers.store_refusal
+    return NO_WORKER
 
 
 def is_lost(worker: admin_pb2.WorkerStatus) -> bool:
@@ -255,6 +263,7 @@ def _ticket(ticket: admin_pb2.TicketStatus, now: datetime) -> dict[str, object]:
         "position": ticket.position,
         "estimated_wait_s": to_seconds(ticket.estimated_wait),  # 0 if unknown
         "enqueued_at": _ago(now, ticket.waited_duration),
+        **({} if ticket.HasField("estimated_wait") else {"reason": NO_WORKER}),
     }
 
 

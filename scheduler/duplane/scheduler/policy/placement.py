@@ -36,8 +36,8 @@ class Candidate:
     free_slots: tuple[int, ...]  # longest unused first
     last_number: int  # the highest fencing number of its slots, granted or reported
     is_able: bool  # at least one slot can be granted, now or later
-    idle_count: int  # usable slots without a grant
-    held: frozenset[_Held]  # usable slots with a grant
+    idle_count: int  # usable slots without a grant; 0 while the worker takes no sessions
+    held: frozenset[_Held]  # usable slots with a grant; none while the worker takes no sessions
     ability: _Ability  # the kinds of session that the worker serves, and its labels
 
     @classmethod
@@ -76,13 +76,14 @@ class Candidate:
                 continue
             if report.state == registry_pb2.SLOT_STATE_FREE and number >= void_numbers.get(slot, 0):
                 free.append((number, slot))
+        takes_sessions = worker.takes_sessions
         return cls(
             worker=worker,
-            free_slots=tuple(slot for _, slot in sorted(free)) if worker.takes_sessions else (),
+            free_slots=tuple(slot for _, slot in sorted(free)) if takes_sessions else (),
             last_number=last_number,
             is_able=bool(held or idle_count),
-            idle_count=idle_count,
-            held=frozenset(held),
+            idle_count=idle_count if takes_sessions else 0,
+            held=frozenset(held if takes_sessions else ()),
             ability=(frozenset(worker.register.kinds), labels_of(worker.register)),
         )
 

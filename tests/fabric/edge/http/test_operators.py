@@ -148,6 +148,20 @@ async def test_queue_tells_who_waits_and_what_runs() -> None:
         assert (none.keys(), none["found"]) == ({"found", "message"}, False)
 
 
+async def test_no_worker_is_told_alike_by_ready_status_queue_and_events() -> None:
+    async with SchedulerHarness.running() as scheduler, edge_over(scheduler.address) as edge:
+        url = f"ws://{edge.address}/v1/realtime?mode=audio"
+        async with connect(url, compression=None, proxy=None) as client:
+            queued = await receive(client)
+            code, ready = await edge.ask("GET", "/ready")
+            status = await edge.get("/status")
+            (item,) = (await edge.get("/api/queue"))["items"]
+            told = [queued["reason"], ready["reason"], status["unready_reason"], item["reason"]]
+            assert (code, told) == (503, ["no worker serves"] * 4)
+        await scheduler.worker()
+        assert (await edge.get("/status"))["unready_reason"] == ""
+
+
 async def test_client_whose_ticket_is_cancelled_is_told_and_closed() -> None:
     async with SchedulerHarness.running() as scheduler, edge_over(scheduler.address) as edge:
         url = f"ws://{edge.address}/v1/realtime?mode=audio"

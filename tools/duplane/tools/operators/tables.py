@@ -19,6 +19,12 @@ _SLOT_STATES = {
     registry_pb2.SLOT_STATE_CLEANING: "cleaning",
     registry_pb2.SLOT_STATE_BROKEN: "broken",
 }
+_LEASABLE = (
+    registry_pb2.SLOT_STATE_FREE,
+    registry_pb2.SLOT_STATE_OCCUPIED,
+    registry_pb2.SLOT_STATE_CLEANING,
+)
+_NO_WORKER = "; no worker serves, so sessions wait"
 _SLOT_COLUMNS = ("free", "granted", "occupied", "cleaning", "broken", "unusable")
 
 
@@ -32,6 +38,11 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         if slot.cannot_move
     }
     granted = {(lease.claims.worker_id, lease.claims.slot) for lease in state.leases}
+    serves = any(
+        _worker_state(worker) == "ready" and any(slot.state in _LEASABLE for slot in slots)
+        for worker in state.workers
+        if (slots := worker.worker.slots)
+    )
     parts = (
         (
             "schedulers",
@@ -39,7 +50,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
             map(_scheduler, views),
         ),
         (
-            f"workers: {len(state.workers)}",
+            f"workers: {len(state.workers)}{'' if serves else _NO_WORKER}",
             ("worker", "state", *_SLOT_COLUMNS, "pool", "labels", "address"),
             (_worker(worker, granted) for worker in state.workers),
         ),
@@ -90,13 +101,7 @@ def _scheduler(view: SchedulerView) -> Sequence[str]:
 
 def _worker(status: admin_pb2.WorkerStatus, granted: Collection[tuple[str, int]]) -> Sequence[str]:
     register = status.worker
-    states = (
-        (status.HasField("lost_duration"), "lost"),
-        (status.is_unreachable, "unreachable"),
-        (status.is_silent, "silent"),
-        (status.is_draining, "draining"),
-    )
-    state = next((name for is_so, name in states if is_so), "ready")
+    state = _worker_state(status)
     counts = Counter(
         _slot_state(slot, state == "ready", (register.worker_id, slot.slot) in granted)
         for slot in register.slots
@@ -104,6 +109,16 @@ def _worker(status: admin_pb2.WorkerStatus, granted: Collection[tuple[str, int]]
     slots = (str(counts[name]) for name in _SLOT_COLUMNS)
     labels = _pairs(register.labels)
     return (register.worker_id, state, *slots, register.pool or "-", labels, register.address)
+
+
+def _worker_state(status: admin_pb2.WorkerStatus) -> str:
+    states = (
+        (status.HasField("lost_duration"), "lost"),
+        (status.is_unreachable, "unreachable"),
+        (status.is_silent, "silent"),
+        (status.is_draining, "draining"),
+    )
+    return next((name for is_so, name in states if is_so), "ready")
 
 
 def _slot_state(slot: registry_pb2.SlotReport, is_ready: bool, is_granted: bool) -> str:

@@ -187,9 +187,9 @@ async def _converse(
 
 
 def print_position(event: dict[str, Any]) -> None:
-    """Print the position in the queue."""
-    wait = event.get("estimated_wait_s")
-    sys.stderr.write(f"queued: position {event.get('position')}, about {wait} s\n")
+    """Print the position in the queue, and the estimated wait or why there is no estimate."""
+    wait = event.get("reason") or f"about {event.get('estimated_wait_s')} s"
+    sys.stderr.write(f"queued: position {event.get('position')}, {wait}\n")
 
 
 async def _stream(
