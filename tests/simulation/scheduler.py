@@ -13,8 +13,8 @@ from duplane.fabric.errors import Reason
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.scheduler.availability import Availability
-from duplane.scheduler.etcd.access import DEFAULT_PREFIX
 from duplane.scheduler.etcd.client import EtcdClient
+from duplane.scheduler.etcd.url import DEFAULT_PREFIX
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates

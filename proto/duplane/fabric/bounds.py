@@ -1,11 +1,14 @@
 """Lowest and highest values of the fields of the contract.
 
-The edge and the worker check the settings of a conversation, the scheduler checks a worker's model.
+The edge and the worker check the settings of a conversation, the scheduler checks a worker's model
+and its own settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+MAX_CLAIM_TIMEOUT_S = 60.0
 
 # Maps each numeric field of DuplexConfig to its lowest and highest value.
 DUPLEX_CONFIG: Mapping[str, tuple[float, float]] = {

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 from google.protobuf.message import DecodeError
 
+from duplane.fabric.bounds import MAX_CLAIM_TIMEOUT_S
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
-MAX_CLAIM_TIMEOUT_S = 60.0
 CLAIM_SLACK_S = 30.0  # a worker accepts a lease until so long after the claim timeout
 LEASE_LIFE_S = MAX_CLAIM_TIMEOUT_S + CLAIM_SLACK_S
 """The longest time from the signature of a lease to the last moment at which it can be claimed."""

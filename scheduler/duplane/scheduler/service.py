@@ -29,6 +29,7 @@ from duplane.fabric.v1 import (
 )
 from duplane.scheduler.availability import Availability
 from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.key_files import open_credentials, open_signer
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates
 from duplane.scheduler.reachability import ReachabilityChecks
@@ -38,8 +39,8 @@ from duplane.scheduler.rpc.registry import RegistryServicer
 from duplane.scheduler.settings import SchedulerSettings
 from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store import open_store
 from duplane.scheduler.store.measured import MeasuredStore
+from duplane.scheduler.store.opening import open_store
 from duplane.scheduler.waiters import Waiters
 from duplane.scheduler.watch import Watch
 
@@ -63,12 +64,12 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
-        signer = settings.open_signer()
+        signer = open_signer(settings)
         state = SchedulerState(time.monotonic)
         self.metrics = SchedulerMetrics(state)
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
-        store = open_store(settings.store, _wall_ms(), settings.open_credentials())
+        store = open_store(settings.store, _wall_ms(), open_credentials(settings))
         self._store = MeasuredStore(store, self.metrics.registry)
         key_age_s = None if settings.signing_key else settings.signing_key_age_s
         self._keys = LeaseKeys(self._store, signer, key_age_s)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import grpc
 from annotated_types import Ge, Gt, Le
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
 from duplane.fabric.addresses import parse_address
-from duplane.fabric.lease_signing import MAX_CLAIM_TIMEOUT_S, LeaseSigner
+from duplane.fabric.bounds import MAX_CLAIM_TIMEOUT_S
 from duplane.fabric.settings import LogFormat, LogLevel, PositiveFloat, PositiveInt, check_bounds
-from duplane.scheduler.etcd.access import Credentials
-from duplane.scheduler.store import check_url
+from duplane.scheduler.store.url import check_url
 
 
 @Parameter(name="*")
@@ -82,34 +78,3 @@ class SchedulerSettings:
             raise ValueError("store_cert needs store_ca")
         if bool(self.store_user) != (self.store_password is not None):
             raise ValueError("store_user and store_password must be given together")
-
-    def open_signer(self) -> LeaseSigner:
-        """Return the signer of leases. Raises ValueError if the key cannot be used."""
-        if self.signing_key is None:
-            return LeaseSigner()
-        try:
-            key = load_pem_private_key(self.signing_key.read_bytes(), password=None)
-        except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"signing_key: {self.signing_key}: {error}") from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"signing_key: {self.signing_key} is not an Ed25519 key")
-        return LeaseSigner(key)
-
-    def open_credentials(self) -> Credentials:
-        """Return the credentials for the store. Raises ValueError if a file cannot be read."""
-        ca, certificate = _read("store_ca", self.store_ca), _read("store_cert", self.store_cert)
-        key, password = (
-            _read("store_key", self.store_key),
-            _read("store_password", self.store_password),
-        )
-        tls = grpc.ssl_channel_credentials(ca, key, certificate) if ca else None
-        return Credentials(
-            tls=tls, user=self.store_user, password=(password or b"").decode().strip()
-        )
-
-
-def _read(name: str, path: ExistingFile | None) -> bytes | None:
-    try:
-        return path.read_bytes() if path else None
-    except OSError as error:
-        raise ValueError(f"{name}: {path}: {error}") from None

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import grpc
 from support.time_limits import WITHIN_S
 
-from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
+from duplane.scheduler.etcd.credentials import Credentials
+from duplane.scheduler.etcd.url import EtcdUrl
 from duplane.scheduler.etcd.v3 import etcd_pb2
 
 

@@ -10,7 +10,7 @@ from support.scheduler.scheduler_harness import AUDIO, register_message
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.etcd.access import EtcdUrl
+from duplane.scheduler.etcd.url import EtcdUrl
 from duplane.scheduler.store.base import Grant, Offer, Ticket, Worker
 from duplane.scheduler.store.etcd.store import EtcdStore
 

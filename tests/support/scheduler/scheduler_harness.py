@@ -16,9 +16,10 @@ from support.fabric.in_process import failure_of
 from support.scheduler.watching_operator import Operator
 from support.time_limits import WITHIN_S
 
+from duplane.fabric.bounds import MAX_CLAIM_TIMEOUT_S
 from duplane.fabric.channel import open_channel
 from duplane.fabric.errors import FabricError, from_rpc
-from duplane.fabric.lease_signing import MAX_CLAIM_TIMEOUT_S, LeaseVerifier
+from duplane.fabric.lease_signing import LeaseVerifier
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import (
     lease_pb2,

@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from duplane.scheduler.key_files import open_signer
 from duplane.scheduler.settings import SchedulerSettings
 
 
@@ -41,9 +42,9 @@ def test_unusable_key_is_named(tmp_path: Path) -> None:
     garbage.write_text("no key")
     for path in (tmp_path / "absent.pem", rsa, garbage):
         with pytest.raises(ValueError, match=f"^signing_key: {path}"):
-            SchedulerSettings(signing_key=path).open_signer()
+            open_signer(SchedulerSettings(signing_key=path))
 
 
 def test_new_key_is_generated_when_none_is_given() -> None:
-    keys = [SchedulerSettings().open_signer().verification_key.public_key for _ in range(2)]
+    keys = [open_signer(SchedulerSettings()).verification_key.public_key for _ in range(2)]
     assert keys[0] != keys[1]

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from duplane.fabric.bounds import MAX_CLAIM_TIMEOUT_S
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.lease_signing import CLAIM_SLACK_S, MAX_CLAIM_TIMEOUT_S, LeaseVerifier
+from duplane.fabric.lease_signing import CLAIM_SLACK_S, LeaseVerifier
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.worker.lease_ages import LeaseAges
 

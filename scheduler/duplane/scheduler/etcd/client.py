@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from duplane.scheduler.etcd.access import Credentials
+from duplane.scheduler.etcd.credentials import Credentials
 from duplane.scheduler.etcd.endpoints import Endpoint, Endpoints
 from duplane.scheduler.etcd.v3 import etcd_pb2
 

@@ -13,8 +13,8 @@ from support.certificates import write_certificate
 from support.scheduler.etcd_server import EtcdCluster, free_ports
 from support.time_limits import WITHIN_S
 
-from duplane.scheduler.etcd.access import Credentials
 from duplane.scheduler.etcd.client import CALL_TIMEOUT_S, EtcdClient, EtcdError, NoAnswerError
+from duplane.scheduler.etcd.credentials import Credentials
 from duplane.scheduler.etcd.v3 import etcd_pb2
 
 

@@ -21,7 +21,6 @@ from support.scheduler.store_operations import (
 )
 
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.store import open_store
 from duplane.scheduler.store.base import (
     Grant,
     GrantEnd,
@@ -35,6 +34,7 @@ from duplane.scheduler.store.base import (
     WorkerGone,
     WorkerPut,
 )
+from duplane.scheduler.store.opening import open_store
 
 BOOT_MS = 1_700_000_000_000
 

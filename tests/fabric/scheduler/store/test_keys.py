@@ -11,9 +11,9 @@ from support.time_limits import WITHIN_S
 
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.v1 import registry_pb2
-from duplane.scheduler.store import open_store
 from duplane.scheduler.store.base import LeaseStore
 from duplane.scheduler.store.etcd import session
+from duplane.scheduler.store.opening import open_store
 
 OLD, NEW = (LeaseSigner().verification_key for _ in range(2))
 

@@ -28,7 +28,7 @@ from support.scheduler.scheduler_harness import AUDIO, FREE, register_message
 from support.scheduler.store_history import CLAIM_TIMEOUT_S, Grants, Replica, slot_key
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.etcd.access import EtcdUrl
+from duplane.scheduler.etcd.url import EtcdUrl
 from duplane.scheduler.store.base import Grant, LeaseStore, Offer, Worker
 from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore

@@ -23,7 +23,7 @@ from duplane.fabric.settings import (
     check_bounds,
     parse_labels,
 )
-from duplane.scheduler.store import check_url
+from duplane.scheduler.store.url import check_url
 from duplane.tools.bench.load.plan import DIALECTS, Phases
 from duplane.worker.settings import Checkpoint, DtypeOrAuto
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.etcd.access import EtcdUrl
 from duplane.scheduler.etcd.client import EtcdClient
+from duplane.scheduler.etcd.url import EtcdUrl
 from duplane.tools.bench.options import LeaseBench
 from duplane.tools.bench.report import percentile, show
 from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
@@ -96,7 +96,9 @@ class _Worker:
             register=self._registration,
             report=self._report,
             end_session=_no_session,
-            drain=lambda: None,  # nobody drains these workers
+            drain=_ignore,  # nobody drains or stops these workers
+            undrain=_ignore,
+            stop=_ignore,
         )
         self._loop = AttachLoop(schedulers, attached)
         self._admission.on_change = self._loop.report_soon
@@ -128,6 +130,10 @@ class _Worker:
 
     def _report(self) -> registry_pb2.Report:
         return registry_pb2.Report(slots=slot_reports(self._admission))
+
+
+def _ignore() -> None:
+    return
 
 
 def _no_session(slot: int, reason: object) -> None:

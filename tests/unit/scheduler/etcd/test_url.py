@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from duplane.scheduler.etcd.access import DEFAULT_PREFIX, Credentials, EtcdUrl
+from duplane.scheduler.etcd.credentials import Credentials
+from duplane.scheduler.etcd.url import DEFAULT_PREFIX, EtcdUrl
 
 
 def test_url_names_members_and_prefix() -> None:

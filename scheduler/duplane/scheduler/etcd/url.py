@@ -1,12 +1,10 @@
-"""The address of an etcd cluster and the credentials of its clients."""
+"""The URL of an etcd cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
-
-import grpc
 
 from duplane.fabric.addresses import parse_address
 
@@ -40,12 +38,3 @@ class EtcdUrl:
                 return cls(addresses=addresses, prefix=prefix)
             case _:
                 raise ValueError("nothing but ?prefix=PREFIX may follow the addresses")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
-    """TLS and the user name of a client. Without `tls`, connections are not encrypted."""
-
-    tls: grpc.ChannelCredentials | None = None
-    user: str = ""
-    password: str = field(default="", repr=False)
