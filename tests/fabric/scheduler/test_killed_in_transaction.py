@@ -76,6 +76,8 @@ class OneSlot:
             *(self._admission, self._register, self._report),
             end_session=lambda *_: None,
             drain=lambda: None,
+            undrain=lambda: None,
+            stop=lambda: None,
         )
         loop = AttachLoop(schedulers, worker)
         self._admission.on_change = loop.report_soon
