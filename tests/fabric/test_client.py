@@ -284,20 +284,20 @@ async def test_request_says_how_long_it_still_avoids_a_worker() -> None:
     assert 0 < second_s < first_s <= 15
 
 
-async def test_request_names_the_registrations_that_it_avoids() -> None:
+async def test_request_names_the_incarnations_that_it_avoids() -> None:
     noting = Noting()
-    lost = lease_pb2.Granted(lease_id="lease", worker_id="lost", worker_epoch=7)
+    lost = lease_pb2.Granted(lease_id="lease", worker_id="lost", worker_incarnation="lost/1")
     own = wanted("request")
     own.avoided_worker_ids.append("left")
-    own.avoided_worker_epochs.append(5)
+    own.avoided_worker_incarnations.append("left/1")
     async with client_of(noting) as client:
         client.report_unreachable(lost)
         await client.acquire(own)
     named = [
-        dict(zip(one.avoided_worker_ids, one.avoided_worker_epochs, strict=True))
+        dict(zip(one.avoided_worker_ids, one.avoided_worker_incarnations, strict=True))
         for one in noting.requests
     ]
-    assert named == [{"left": 5, "lost": 7}, {"left": 5, "lost": 7}]
+    assert named == 2 * [{"left": "left/1", "lost": "lost/1"}]
 
 
 class CountedHealth(health_pb2_grpc.HealthServicer):

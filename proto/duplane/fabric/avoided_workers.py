@@ -20,7 +20,7 @@ _MAX_COUNT = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
 
 class _Avoided(NamedTuple):
     until_s: float  # monotonic
-    epoch: int  # of the registration that is avoided; 0 means any
+    incarnation: str  # of the process that is avoided; empty means any
 
 
 class AvoidedWorkers:
@@ -35,7 +35,7 @@ class AvoidedWorkers:
         """Avoid the worker of a grant."""
         worker_id = granted.worker_id
         until_s = time.monotonic() + _AVOID_S
-        self._avoided[worker_id] = _Avoided(until_s, granted.worker_epoch)
+        self._avoided[worker_id] = _Avoided(until_s, granted.worker_incarnation)
         if granted.worker_address and worker_id not in self._rechecks:
             recheck = asyncio.create_task(self._recheck(worker_id, granted.worker_address))
             self._rechecks[worker_id] = recheck
@@ -44,9 +44,9 @@ class AvoidedWorkers:
     def own(self, request: lease_pb2.AcquireLeaseRequest) -> dict[str, _Avoided]:
         """Return the workers that a request itself avoids, from now on."""
         until_s = time.monotonic() + _AVOID_S
-        epochs = itertools.chain(request.avoided_worker_epochs, itertools.repeat(0))
-        named = zip(request.avoided_worker_ids, epochs, strict=False)
-        return {worker_id: _Avoided(until_s, epoch) for worker_id, epoch in named}
+        incarnations = itertools.chain(request.avoided_worker_incarnations, itertools.repeat(""))
+        named = zip(request.avoided_worker_ids, incarnations, strict=False)
+        return {worker_id: _Avoided(until_s, incarnation) for worker_id, incarnation in named}
 
     def write(self, request: lease_pb2.AcquireLeaseRequest, own: dict[str, _Avoided]) -> None:
         """Write all avoided workers to a request, and how long they are avoided still."""
@@ -54,7 +54,8 @@ class AvoidedWorkers:
         avoided = {**own, **dict(self._avoided.items())}
         left_s = max((one.until_s for one in avoided.values()), default=0.0) - time.monotonic()
         request.avoided_worker_ids[:] = list(avoided)[:_MAX_COUNT]
-        request.avoided_worker_epochs[:] = [one.epoch for one in avoided.values()][:_MAX_COUNT]
+        incarnations = [one.incarnation for one in avoided.values()]
+        request.avoided_worker_incarnations[:] = incarnations[:_MAX_COUNT]
         request.avoided_duration.CopyFrom(to_duration(left_s))
 
     async def _recheck(self, worker_id: str, address: str) -> None:

@@ -36,7 +36,7 @@ def granted(
         claim_timeout=to_duration(claim_timeout_s),
         ticket_id=grant.ticket.ticket_id if grant.ticket else "",
         worker_id=grant.claims.worker_id,
-        worker_epoch=grant.claims.worker_epoch,
+        worker_incarnation=register.incarnation,
         model=register.model if register.HasField("model") else None,
         model_label=register.labels.get(MODEL, ""),
     )

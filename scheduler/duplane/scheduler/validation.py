@@ -54,10 +54,14 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     _check_labels(request.needs, "needs")
     is_short = len(request.model) <= MAX_LABEL_LENGTH
     _require(is_short, "model", f"is longer than {MAX_LABEL_LENGTH} characters")
-    is_bounded = len(request.avoided_worker_ids) <= MAX_AVOIDED_COUNT
-    _require(is_bounded, "avoided_worker_ids", f"names more than {MAX_AVOIDED_COUNT} workers")
-    for index, worker_id in enumerate(request.avoided_worker_ids):
-        _require_short(worker_id, f"avoided_worker_ids[{index}]")
+    for field, values in (
+        ("avoided_worker_ids", request.avoided_worker_ids),
+        ("avoided_worker_incarnations", request.avoided_worker_incarnations),
+    ):
+        is_bounded = len(values) <= MAX_AVOIDED_COUNT
+        _require(is_bounded, field, f"names more than {MAX_AVOIDED_COUNT} workers")
+        for index, value in enumerate(values):
+            _require_short(value, f"{field}[{index}]")
     is_short = 0 <= to_seconds(request.avoided_duration) <= MAX_AVOIDED_S
     _require(is_short, "avoided_duration", f"must be at least 0 and at most {MAX_AVOIDED_S:.0f} s")
 

@@ -165,11 +165,11 @@ async def test_caller_gets_a_worker_that_it_avoids_after_this_worker_was_restart
         lost = await (await harness.caller()).granted()
         assert lost.worker_id == "one"
         avoiding = await harness.caller(
-            avoided_worker_ids=["one"], avoided_worker_epochs=[lost.worker_epoch]
+            avoided_worker_ids=["one"], avoided_worker_incarnations=[lost.worker_incarnation]
         )
         await avoiding.stands(1)
         await one.vanish()
-        await harness.worker("one")
+        await harness.worker("one", incarnation="one/2")
         assert (await avoiding.granted()).worker_id == "one"
 
 

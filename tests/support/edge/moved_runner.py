@@ -138,7 +138,7 @@ class _GrantsInTurn:
         worker.granted = lease_pb2.Granted(
             worker_id=name,
             worker_address=name,
-            worker_epoch=100 + number,
+            worker_incarnation=f"{name}/1",
             ticket_id="t",
             lease_id=f"lease_{name}",
         )

@@ -121,8 +121,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request.request_id += f"/move{attempt.number}"
         request.ticket_id = attempt.ticket_id
         request.model = self.session.moves.present.granted.model_label or first.model
-        request.avoided_worker_ids.extend(attempt.avoided_workers)
-        request.avoided_worker_epochs.extend(attempt.avoided_workers.values())
+        avoided = attempt.avoided_workers
+        request.avoided_worker_ids.extend(avoided)
+        request.avoided_worker_incarnations.extend(avoided.values())
         await self._hold_slot(attempt.slot, request)
 
     async def _hold_slot(self, slot: Slot, request: lease_pb2.AcquireLeaseRequest) -> None:

@@ -29,7 +29,7 @@ class Acquire(NamedTuple):
     is_lost: bool  # the present worker is lost
     pause_s: float
     ticket_id: str
-    avoided_workers: Mapping[str, int]  # id -> epoch
+    avoided_workers: Mapping[str, str]  # id -> incarnation
 
 
 class Use(NamedTuple):

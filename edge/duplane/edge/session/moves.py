@@ -89,7 +89,7 @@ class Attempt:
     cause: MoveCause = MoveCause.WORKER_LOST
     from_worker_id: str = ""
     slot: Slot = field(default_factory=Slot)
-    tried_workers: dict[str, int] = field(default_factory=dict[str, int])  # id -> epoch
+    tried_workers: dict[str, str] = field(default_factory=dict[str, str])  # id -> incarnation
     silent_since: Moment | None = None  # since when units wait; None while a worker gets them
     rebuilds_since: Moment | None = None  # since when the next worker has the settings
     sent_count: int = 0  # past units that were sent
@@ -288,7 +288,7 @@ class Moves:
         attempt = self.attempt
         if slot is self.present or self.phase is MovePhase.LOST_EARLY:
             return
-        attempt.tried_workers[granted.worker_id] = granted.worker_epoch
+        attempt.tried_workers[granted.worker_id] = granted.worker_incarnation
         if self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
             raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
         self._check_model(granted)
@@ -461,7 +461,7 @@ class Moves:
             attempt.tried_workers = former.tried_workers
         else:
             left = self.present.granted
-            attempt.tried_workers[left.worker_id] = left.worker_epoch
+            attempt.tried_workers[left.worker_id] = left.worker_incarnation
         self.attempt = attempt
         is_lost = self.phase in LOST_PHASES
         excess = attempt.count - len(attempt.tried_workers)

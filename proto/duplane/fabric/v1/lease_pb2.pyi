@@ -25,7 +25,7 @@ SESSION_KIND_OMNI_DUPLEX: SessionKind
 SESSION_KIND_CHAT: SessionKind
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_epochs", "model")
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model")
     class NeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -43,7 +43,7 @@ class AcquireLeaseRequest(_message.Message):
     AVOIDED_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     AVOIDED_DURATION_FIELD_NUMBER: _ClassVar[int]
-    AVOIDED_WORKER_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    AVOIDED_WORKER_INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ticket_id: str
@@ -55,9 +55,9 @@ class AcquireLeaseRequest(_message.Message):
     avoided_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     needs: _containers.ScalarMap[str, str]
     avoided_duration: _duration_pb2.Duration
-    avoided_worker_epochs: _containers.RepeatedScalarFieldContainer[int]
+    avoided_worker_incarnations: _containers.RepeatedScalarFieldContainer[str]
     model: str
-    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_epochs: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("queued", "granted")
@@ -80,7 +80,7 @@ class Queued(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_epoch", "model_label")
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -88,7 +88,7 @@ class Granted(_message.Message):
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_LABEL_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     lease_id: str
@@ -97,9 +97,9 @@ class Granted(_message.Message):
     ticket_id: str
     worker_id: str
     model: _model_pb2.Model
-    worker_epoch: int
+    worker_incarnation: str
     model_label: str
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., model_label: _Optional[str] = ...) -> None: ...
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("claims", "signature", "key_id")

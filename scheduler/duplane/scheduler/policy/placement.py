@@ -22,7 +22,6 @@ from duplane.scheduler.store.base import Grant, Ticket, Worker
 
 # Maximum number of tickets that are skipped because they avoid the workers with free slots.
 _MAX_PASSED_OVER = 32
-_ANY_EPOCH = 0  # of an avoided worker: the request avoids it whatever its epoch is
 _Rank = tuple[int, int, int, str]  # the worker with the lowest rank is used first
 _Ability = tuple[frozenset[lease_pb2.SessionKind], Labels]
 _Held = tuple[int, lease_pb2.SessionKind, float]  # slot, kind of its session, time of its grant
@@ -323,13 +322,15 @@ class SlotIndex:
         return avoided_open < sum(group.open_count for group in groups)
 
     def _avoided(self, request: lease_pb2.AcquireLeaseRequest) -> Collection[str]:
-        """Return the workers that a request avoids, without those that registered again since."""
-        epochs = itertools.chain(request.avoided_worker_epochs, itertools.repeat(_ANY_EPOCH))
+        """Return the workers that a request avoids, without those that were restarted since."""
+        incarnations = itertools.chain(request.avoided_worker_incarnations, itertools.repeat(""))
         return {
             worker_id
-            for worker_id, epoch in zip(request.avoided_worker_ids, epochs, strict=False)
+            for worker_id, incarnation in zip(
+                request.avoided_worker_ids, incarnations, strict=False
+            )
             if (known := self._candidates.get(worker_id))
-            and epoch in (_ANY_EPOCH, known.worker.epoch)
+            and incarnation in ("", known.worker.register.incarnation)
         }
 
     def _able(self, needs: Needs) -> Iterator[_Group]:

@@ -107,8 +107,8 @@ async def test_all_workers_that_were_tried_during_one_move_are_avoided() -> None
         await play.say('{"type":"stop"}')
     avoided = [list(request.avoided_worker_ids) for request in play.fabric.requests]
     assert avoided == [[f"w{number}" for number in range(count)] for count in range(7)]
-    epochs = [list(request.avoided_worker_epochs) for request in play.fabric.requests]
-    assert epochs == [[100 + number for number in range(count)] for count in range(7)]
+    named = [list(request.avoided_worker_incarnations) for request in play.fabric.requests]
+    assert named == [[f"w{number}/1" for number in range(count)] for count in range(7)]
     assert play.fabric.unreachable == ["w0"]
 
 

@@ -216,17 +216,19 @@ def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: fl
 
 
 @pytest.mark.parametrize(
-    ("epochs", "is_avoided"), [((), True), ((0,), True), ((7,), True), ((6,), False)]
+    ("incarnations", "is_avoided"),
+    [((), True), (("",), True), (("free/1",), True), (("free/0",), False)],
 )
-def test_worker_that_has_registered_again_is_not_avoided(
-    epochs: tuple[int, ...], is_avoided: bool
+def test_worker_that_was_restarted_is_not_avoided(
+    incarnations: tuple[str, ...], is_avoided: bool
 ) -> None:
     queue = FifoQueue()
     slots = SlotIndex()
     avoiding = ticket(1, avoided=("free",))
-    avoiding.request.avoided_worker_epochs.extend(epochs)
+    avoiding.request.avoided_worker_incarnations.extend(incarnations)
     queue.put(avoiding, 0.0)
-    slots.put(candidate(replace(worker("free"), epoch=7)))
+    attached_again = replace(worker("free"), epoch=7)  # the same process, at another scheduler
+    slots.put(candidate(attached_again))
     slots.put(candidate(worker("busy", OCCUPIED)))
     assert (next_grant(queue, slots, 0.1) is None) == is_avoided
 
