@@ -117,7 +117,12 @@ PATHS = (
     *("/health", "/ready", "/status", "/workers", "/cache", "/sessions", "/api/queue"),
     *("/api/queue/q_1", "/api/queue/%00", "/api/queue/..%2f..", "/api/queue/" + "x" * 3000),
     *("/api/config/eta", "/api/apps", "/api/presets", "/api/presets/../x/audio"),
-    *("/api/sessions", "/api/sessions/..%2f..%2fetc/recording", "/api/default_ref_audio"),
+    *(
+        "/api/sessions",
+        "/api/sessions/..%2f..%2fetc/recording",
+        "/api/sessions/%00",
+        "/api/default_ref_audio",
+    ),
     *("/ws/duplex/", "/ws/duplex/a/b", "/ws/duplex/%ff%fe", "//", "/%", "*", "health", ""),
     *("http://elsewhere/health", "/v1/realtime?mode=%ff", "/v1/realtime?" + "mode=audio&" * 300),
     *("/v1/realtime?recording=on&mode=chat", "/health?" + "a" * 20_000, "/hea\x00lth", "/é"),

@@ -121,6 +121,18 @@ class SessionRegistry:
         if not await self._idle_within(limits.drain_s):
             await self.end_all(limits.send_s + limits.close_s)
 
+    def end(self, session_id: str) -> bool:
+        """End a session for an operator; return False if this edge has no such session.
+
+        `session_id` is the id of the session or, for a client of A, the id that the client knows.
+        """
+        for runner in self._runners:
+            identity = runner.session.identity
+            if session_id in (identity.session_id, identity.realtime_id):
+                runner.end(Close(CloseReason.SHUTDOWN, "ended by an operator"))
+                return True
+        return False
+
     async def end_all(self, within_s: float) -> None:
         """End every session. Wait at most `within_s` for the clients to read the last events."""
         self.is_draining = True

@@ -13,6 +13,7 @@ from duplane.edge.http.content_routes import AppRoutes, AssetRoutes
 from duplane.edge.http.fabric_routes import FabricRoutes
 from duplane.edge.http.queue_routes import QueueRoutes
 from duplane.edge.http.recording_routes import RecordingRoutes
+from duplane.edge.http.session_end_routes import SessionEndRoutes
 from duplane.edge.http.session_routes import SessionRoutes
 from duplane.edge.http.voice_routes import VoiceRoutes
 from duplane.edge.session_registry import SessionRegistry
@@ -39,6 +40,7 @@ def edge_routes(
         *AssetRoutes(assets, settings.playback_delay_ms).routes(),
         *VoiceRoutes(voices, require_operator, settings.limits).routes(),
         *SessionRoutes(sessions, settings.limits, clock).routes(),
+        *SessionEndRoutes(fabric, sessions, require_operator).routes(),
         *ChatRoutes(sessions, settings.limits, clock).routes(),
         *AppRoutes(sessions.apps, require_operator, body_s).routes(),
         *RecordingRoutes(settings.recording, require_operator, body_s).routes(),

@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 import soundfile
-from support.edge.live_edge import Asked, closed, receive
+from support.edge.live_edge import UPDATE, Asked, closed, live_edge, receive, send
 from support.fabric.in_process import running_edge
 from support.scheduler.scheduler_harness import SchedulerHarness
 from websockets.asyncio.client import connect
@@ -176,6 +176,64 @@ async def test_client_whose_ticket_is_cancelled_is_told_and_closed() -> None:
         assert await edge.ask("DELETE", ticket) == (200, {"success": False})
         assert await edge.ask("DELETE", "/api/queue/nonsense") == (200, {"success": False})
         assert (await edge.get("/api/queue"))["items"] == []
+
+
+async def test_session_is_ended_by_an_operator() -> None:
+    async with live_edge() as live, live.asked() as edge:
+        async with live.connect() as client:
+            assert (await receive(client))["type"] == "session.queue_done"
+            await send(client, UPDATE)
+            created = await receive(client)
+            path = f"/api/sessions/{created['session_id']}"
+            assert await edge.ask("DELETE", path) == (200, {"success": True})
+            assert await receive(client) == {"type": "session.closed", "reason": "server_shutdown"}
+            await closed(client, 1001)
+            assert client.close_reason == "ended by an operator"
+        await live.until_session_count(0)
+        code, told = await edge.ask("DELETE", path)
+        assert (code, told) == (404, {"detail": "no session has this id"})
+
+
+async def test_session_in_the_queue_is_ended_by_an_operator() -> None:
+    async with SchedulerHarness.running() as scheduler, edge_over(scheduler.address) as edge:
+        operator = await scheduler.operator()
+        url = f"ws://{edge.address}/ws/duplex/adx_waits"
+        async with connect(url, compression=None, proxy=None) as client:
+            assert (await receive(client))["type"] == "queued"
+            (ticket,) = operator.tickets.values()
+            answer = await edge.ask("DELETE", f"/api/sessions/{ticket.session_id}")
+            assert answer == (200, {"success": True})
+            assert await receive(client) == {"type": "error", "error": "Server is shutting down"}
+            await closed(client, 1001)
+        await operator.until(lambda seen: not seen.tickets)
+
+
+async def test_session_of_another_edge_is_named_and_not_ended() -> None:
+    async with SchedulerHarness.running() as scheduler, edge_over(scheduler.address) as edge:
+        worker = await scheduler.worker("w1")
+        granted = await (await scheduler.caller(session_id="sess_elsewhere")).granted()
+        await worker.claim(granted)
+        waiting = await scheduler.caller(session_id="sess_waits")
+        await waiting.stands(1)
+        code, told = await edge.ask("DELETE", "/api/sessions/sess_elsewhere")
+        assert (code, told["detail"]) == (
+            404,
+            "the session is connected to another edge, its worker is w1",
+        )
+        code, told = await edge.ask("DELETE", "/api/sessions/sess_waits")
+        assert code == 404
+        assert told["detail"].startswith("the session waits at another edge")
+
+
+async def test_only_operators_end_sessions() -> None:
+    path = "/api/sessions/sess_0"
+    async with SchedulerHarness.running() as scheduler:
+        async with edge_over(scheduler.address) as edge:
+            assert (await edge.ask("DELETE", path, headers={"Via": "a proxy"}))[0] == 403
+            assert (await edge.ask("DELETE", path))[0] == 404
+        async with edge_over(scheduler.address, admin_token="secret") as edge:
+            assert (await edge.ask("DELETE", path))[0] == 403
+            assert (await edge.ask("DELETE", path, headers=TOKEN))[0] == 404
 
 
 async def test_estimates_are_changed_in_part() -> None:
