@@ -47,6 +47,20 @@ def test_request_that_etcd_could_not_hold_is_refused() -> None:
         check_acquire(request)
 
 
+@pytest.mark.parametrize("field", ["avoided_worker_ids", "avoided_worker_incarnations"])
+@pytest.mark.parametrize(
+    ("values", "named"), [(["w"] * 65, "{}"), (["w"] * 2 + ["w" * 257], "{}[2]")]
+)
+def test_request_avoids_a_limited_number_of_workers(
+    field: str, values: list[str], named: str
+) -> None:
+    request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=lease_pb2.SESSION_KIND_CHAT)
+    getattr(request, field).extend(values)
+    with pytest.raises(FabricError) as refused:
+        check_acquire(request)
+    assert refused.value.field == named.format(field)
+
+
 @pytest.mark.parametrize("avoided_s", [-1, 61])
 def test_request_must_avoid_workers_for_a_limited_time(avoided_s: int) -> None:
     request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=lease_pb2.SESSION_KIND_CHAT)
