@@ -17,11 +17,15 @@ UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEE
 
 
 class HealthChecks:
-    """Checks peers over the channels of a pool. Checks of a peer at the same time share a call."""
+    """Checks peers over the channels of a pool.
+
+    Checks of a peer at the same time share a call if their time limits are equal.
+    """
 
     def __init__(self, pool: ChannelPool) -> None:
         self._pool = pool
-        self._running: dict[str, asyncio.Task[tuple[bool, bool]]] = {}  # by address
+        # By address and time limit in seconds.
+        self._running: dict[tuple[str, float], asyncio.Task[tuple[bool, bool]]] = {}
 
     async def answers(self, address: str, within_s: float) -> bool:
         """Return whether a peer answers a health check at all, whatever the answer is."""
@@ -39,10 +43,11 @@ class HealthChecks:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def _check(self, address: str, within_s: float) -> tuple[bool, bool]:
-        check = self._running.get(address)
+        key = address, within_s
+        check = self._running.get(key)
         if check is None:
-            check = self._running[address] = asyncio.create_task(self._call(address, within_s))
-            check.add_done_callback(lambda _: self._running.pop(address))
+            check = self._running[key] = asyncio.create_task(self._call(address, within_s))
+            check.add_done_callback(lambda _: self._running.pop(key))
         return await asyncio.shield(check)
 
     async def _call(self, address: str, within_s: float) -> tuple[bool, bool]:
