@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
@@ -58,6 +58,15 @@ class Worker:
     def is_drain_requested(self) -> bool:
         """True if an operator has asked the worker to drain, and has not taken this back."""
         return self.drain_request in (DrainRequest.DRAIN, DrainRequest.STOP)
+
+    def with_flags_of(self, reported: Worker) -> Worker:
+        """Return this registration with the flags that a report of its worker sets."""
+        return replace(
+            self,
+            is_draining=reported.is_draining,
+            is_silent=reported.is_silent,
+            is_leaving=reported.is_leaving,
+        )
 
     @property
     def takes_sessions(self) -> bool:

@@ -102,12 +102,7 @@ def report(facts: Facts, reported: Worker) -> Step[bool]:
     if known is None:
         return Done(False)
     base = _base_above(facts, reported.slots)
-    changed = replace(
-        known,
-        is_draining=reported.is_draining,
-        is_silent=reported.is_silent,
-        is_leaving=reported.is_leaving,
-    )
+    changed = known.with_flags_of(reported)
     if changed != known:
         step = _put_worker(facts, changed, base)
     else:
