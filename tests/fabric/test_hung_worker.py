@@ -26,7 +26,7 @@ CLOCK_S = 3.0  # possible error of measured times on a loaded machine
 
 @pytest.fixture(scope="module")
 async def fabric() -> AsyncGenerator[RealFabric]:
-    async with RealFabric.running("scripted") as fabric:
+    async with RealFabric.running() as fabric:
         yield fabric
 
 
