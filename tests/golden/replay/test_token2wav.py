@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 from support.paths import GOLDEN
 
 from duplane.tools.golden_replay.check import Check, Verdict
 from duplane.tools.golden_replay.token2wav import checks
+
+SILENCE = 4218  # the token of silence
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +37,11 @@ def test_from_equal_mel_the_wave_is_far_closer_than_the_tolerance(replayed: list
 
 def test_a_set_without_a_vocoder_has_nothing_to_check(tmp_path: Path) -> None:
     assert list(checks(tmp_path)) == []
+
+
+@pytest.mark.parametrize("path", sorted((GOLDEN / "sessions").glob("duplex_*.json")))
+def test_every_turn_of_the_reference_begins_with_three_tokens_of_silence(path: Path) -> None:
+    """So the first 120 ms after the zeros of HiFT are silence, too."""
+    units = orjson.loads(path.read_bytes())["units"]
+    for call in (call for unit in units for call in unit.get("token2wav_calls") or ()):
+        assert (call["tokens"][:3] == [SILENCE] * 3) == call["first"]

@@ -210,7 +210,7 @@ class DialectC(DuplexDialect):
             "cost_tts_prep_ms": times["cost_tts_prep_ms"],
             "cost_tts_ms": times["cost_tts_ms"],
             "cost_token2wav_ms": times["cost_token2wav_ms"],
-            "cost_all_ms": times["wall_clock_ms"],
+            "cost_all_ms": times["prefill_ms"] + times["generate_ms"],
             "n_tokens": counts.output_text_token_count,
             "n_tts_tokens": counts.output_audio_token_count,
             "server_send_ts": now.wall_s,

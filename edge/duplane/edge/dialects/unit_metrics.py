@@ -14,15 +14,15 @@ FRAME_SLICE_TOKENS = 64
 BACKEND = "duplane"
 
 
-def stage_metrics(times: session_pb2.StageTimes) -> dict[str, object]:
+def stage_metrics(times: session_pb2.StageTimes) -> dict[str, float]:
     """Return the durations of the stages, in milliseconds."""
-    decode_ms, talker_ms, vocoder_ms = _ms(times.decode), _ms(times.talker), _ms(times.vocoder)
+    talker_ms, vocoder_ms = _ms(times.talker), _ms(times.vocoder)
     return {
         "wall_clock_ms": _ms(times.total),
         "prefill_ms": _ms(times.audio) + _ms(times.vision) + _ms(times.prefill),
-        "generate_ms": decode_ms + talker_ms + vocoder_ms,
-        "cost_llm_ms": decode_ms,
-        "cost_tts_prep_ms": 0.0,  # not a separate stage here
+        "generate_ms": _ms(times.decode) + talker_ms + vocoder_ms,
+        "cost_llm_ms": _ms(times.prefill) + _ms(times.decode),
+        "cost_tts_prep_ms": _ms(times.condition),
         "cost_tts_ms": talker_ms,
         "cost_token2wav_ms": vocoder_ms,
     }

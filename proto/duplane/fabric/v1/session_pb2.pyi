@@ -364,7 +364,7 @@ class TokenCounts(_message.Message):
     def __init__(self, input_audio_token_count: _Optional[int] = ..., input_video_token_count: _Optional[int] = ..., input_text_token_count: _Optional[int] = ..., output_text_token_count: _Optional[int] = ..., output_audio_token_count: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("inbox", "audio", "vision", "prefill", "decode", "talker", "vocoder", "settle", "total", "device", "prepare")
+    __slots__ = ("inbox", "audio", "vision", "prefill", "decode", "talker", "vocoder", "settle", "total", "device", "prepare", "condition")
     INBOX_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VISION_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +376,7 @@ class StageTimes(_message.Message):
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     inbox: _duration_pb2.Duration
     audio: _duration_pb2.Duration
     vision: _duration_pb2.Duration
@@ -387,7 +388,8 @@ class StageTimes(_message.Message):
     total: _duration_pb2.Duration
     device: _duration_pb2.Duration
     prepare: _duration_pb2.Duration
-    def __init__(self, inbox: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vision: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., talker: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vocoder: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., settle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    condition: _duration_pb2.Duration
+    def __init__(self, inbox: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vision: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., talker: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vocoder: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., settle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., condition: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("sequence", "reason", "message", "field")

@@ -95,3 +95,11 @@ def test_a_stage_in_which_the_host_waits_for_earlier_batches_includes_the_wait(
     clock.wait()
     watch.lap("prefill")
     assert watch.seconds() == {"prefill": 5.0}
+
+
+def test_part_of_two_stages_counts_for_both(clock: DeviceClock) -> None:
+    watch = Stopwatch(torch.device("cpu"))
+    for stages, seconds in ((("talker", "condition"), 1.0), (("talker",), 2.0)):
+        clock.now_s += seconds
+        watch.lap(*stages)
+    assert watch.seconds() == {"talker": 3.0, "condition": 1.0}

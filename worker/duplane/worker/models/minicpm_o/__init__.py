@@ -20,6 +20,7 @@ one session depend on another, is fixed.
 | keeps the talker's cache after a forced listen        | copied | the next turn continues it    |
 | lets mel normalisation leak into the next session     | fixed  | sessions are independent      |
 | shares vocoder caches of at most 1000 frames          | fixed  | each slot has its own caches  |
+| begins a turn with 280 ms of silence (see below)      | copied | it is in the recorded sound   |
 | keeps unexpected frames in caches (see `flow_cache`)  | copied | they determine the sound      |
 | draws diffusion noise at start, source noise per call | fixed  | one table; a seed per slot    |
 | fails in a chat without streaming                     | fixed  | every chat is streamed        |
@@ -32,4 +33,8 @@ one session depend on another, is fixed.
 | stacks frames of unrelated moments in long videos     | fixed  | each scene has its own frames |
 | drops parts of exchanges in half duplex               | fixed  | exchanges are dropped whole   |
 | recomputes the same prompt when a window drops units  | fixed  | the result would be equal     |
+
+The first chunk of a turn begins with 160 ms of zeros, because HiFT holds back its last 160 ms for
+the cross-fade, and then with three tokens of silence (120 ms). The vocoder of the default model has
+no cross-fade, so its turns begin with the 120 ms alone.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -16,13 +17,16 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
-        self._ends: list[tuple[str, float, torch.cuda.Event | None]] = []
+        self._ends: list[tuple[Sequence[str], float, torch.cuda.Event | None]] = []
         self._begin = self._event()
         self._begin_s = time.monotonic()
 
-    def lap(self, stage: str) -> None:
-        """End the part of `stage` that began at the last lap. A stage may have several parts."""
-        self._ends.append((stage, time.monotonic(), self._event()))
+    def lap(self, *stages: str) -> None:
+        """End the part of a stage that began at the last lap. A stage may have several parts.
+
+        If there are several `stages`, the part belongs to each of them.
+        """
+        self._ends.append((stages, time.monotonic(), self._event()))
 
     def seconds(self, running: str | None = None) -> dict[str, float]:
         """Return the seconds of each stage. `running` names the stage since the last lap, if any.
@@ -33,13 +37,14 @@ class Stopwatch:
         now_s = time.monotonic()
         end_s = self._begin_s
         seconds: dict[str, float] = {}
-        for stage, host_s, event in self._ends:
+        for stages, host_s, event in self._ends:
             begin_s, end_s = end_s, host_s
             if event is not None and self._begin is not None:
                 is_reached = event.query()
                 device_s = self._begin.elapsed_time(event) / 1e3 if is_reached else float("inf")
                 end_s = min(max(host_s, self._begin_s + device_s), now_s)
-            seconds[stage] = seconds.get(stage, 0.0) + end_s - begin_s
+            for stage in stages:
+                seconds[stage] = seconds.get(stage, 0.0) + end_s - begin_s
         if running is not None:
             seconds[running] = seconds.get(running, 0.0) + now_s - end_s
         return seconds

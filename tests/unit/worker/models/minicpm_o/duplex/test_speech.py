@@ -22,7 +22,7 @@ class LoggedStage(SpeechStage):
         super().__init__(talker, SimpleNamespace())  # type: ignore[arg-type]  no vocoder is called
         self._log = log
 
-    def _draw_tokens(self, units: Sequence[Any]) -> None:
+    def _draw_tokens(self, units: Sequence[Any], watch: Stopwatch) -> None:
         for unit in units:
             unit.chunks = deque(range(unit.chunk_count))
 

@@ -253,6 +253,8 @@ class Chats:
         watch.lap("decode")
         for chat in chats:
             run_stage("talker", [chat], self._begin_passages)
+            if chat.speech is not None:
+                watch.lap("talker", "condition")
             yield self._result(chat, watch.seconds())
 
     def _feed_ids(self, chats: Sequence[Chat]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,9 @@ class SpeechStage:
         """
         waiting = [unit for unit in units if unit.conversation.awaits_voice]
         run_stage("turn", waiting, self._start_turns)
-        run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
+        watch.lap("talker")
+        draw = partial(self._draw_tokens, watch=watch)
+        run_stage("talker", units, draw, cache=self._talker.cache)
         watch.lap("talker")
         pending: list[RunningUnit] = list(units)
         while pending:
@@ -64,7 +67,7 @@ class SpeechStage:
             pending = [unit for unit in pending if not unit.failure and unit.chunks]
         run_stage("turn", [unit for unit in units if unit.state.end_of_turn], self.end_turns)
 
-    def _draw_tokens(self, units: Sequence[RunningUnit]) -> None:
+    def _draw_tokens(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:
         """Draw the speech tokens of units, and cut them into chunks for the vocoder."""
         requests: list[SpeechRequest] = []
         for unit in units:
@@ -79,6 +82,7 @@ class SpeechStage:
                     uniforms=sampling.uniforms,
                 )
             )
+        watch.lap("talker", "condition")
         starts = [self._talker.cache.length(unit.slot) for unit in units]
         drawn = self._talker.speak(requests)
         for unit, tokens in zip(units, drawn, strict=True):
