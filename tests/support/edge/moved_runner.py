@@ -139,6 +139,7 @@ class _GrantsInTurn:
             worker_id=name,
             worker_address=name,
             worker_incarnation=f"{name}/1",
+            model_label="label",
             ticket_id="t",
             lease_id=f"lease_{name}",
         )

@@ -26,7 +26,7 @@ from duplane.edge.session.effects import (
     Use,
 )
 from duplane.edge.session.journal import LossReason
-from duplane.edge.session.move_table import LOST_PHASES, MOVING, QUIET, MoveOutcome
+from duplane.edge.session.move_table import LOST_PHASES, MOVING, QUIET, MoveOutcome, MovePhase
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
@@ -120,7 +120,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request.CopyFrom(first)
         request.request_id += f"/move{attempt.number}"
         request.ticket_id = attempt.ticket_id
-        request.model = self.session.moves.present.granted.model_label or first.model
+        moves = self.session.moves
+        if moves.phase is not MovePhase.LOST_EARLY:  # the conversation has this model
+            request.model = moves.present.granted.model_label or first.model
         avoided = attempt.avoided_workers
         request.avoided_worker_ids.extend(avoided)
         request.avoided_worker_incarnations.extend(avoided.values())

@@ -87,6 +87,16 @@ async def test_worker_that_is_lost_before_it_has_opened_is_reported_and_avoided(
     assert play.runner.worker == "w1"
 
 
+async def test_session_asks_for_the_model_of_its_worker_only_once_that_has_opened() -> None:
+    """Before, a worker with any model may serve the session."""
+    first, second, third = WorkerDouble(open=LOST), WorkerDouble(), WorkerDouble()
+    async with MovedRunner.running(first, second, third) as play:
+        await lose_first(play, second)
+        await play.until("result")
+        await play.say('{"type":"stop"}')
+    assert [request.model for request in play.fabric.requests] == ["", "", "label"]
+
+
 async def test_second_worker_that_is_lost_is_reported_too() -> None:
     first, second, third = WorkerDouble(), WorkerDouble(rebuild=LOST), WorkerDouble()
     async with MovedRunner.running(first, second, third) as play:
