@@ -119,7 +119,8 @@ class DuplexSession(Session[DuplexDialect]):
     @property
     def _unit_limit(self) -> int:
         """The largest number of units that may wait."""
-        limits, is_early = self._limits, self.moves.phase in EARLY
+        limits, phase = self._limits, self.moves.phase
+        is_early = phase in EARLY or phase is MovePhase.LOST_EARLY
         seconds = limits.early_unit_count if is_early else limits.pending_unit_count
         return self.moves.queue.model.unit_count(seconds)
 

@@ -168,6 +168,18 @@ def test_units_that_wait_are_cut_for_the_model_of_the_worker_that_opens(play: Pl
     assert play.moves.queue.held.rest_bytes == 4 * 100
 
 
+def test_as_few_units_wait_as_before_the_loss(play: Play) -> None:
+    """All of them are late for the model: the conversation is not open yet."""
+    play.lose()
+    for _ in range(LIMITS.early_unit_count + 3):
+        play.chunk()
+    assert play.moves.queue.held.unit_count == LIMITS.early_unit_count
+    play.claim()
+    play.settle()
+    assert play.present
+    assert len(play.present.heard) == LIMITS.early_unit_count
+
+
 def test_dropped_units_are_counted_once_although_two_workers_were_claimed(play: Play) -> None:
     play.lose()
     play.claim(unit_s=0.5)
