@@ -50,19 +50,21 @@ FORBIDDEN = {
 # For each folder of the model: the folders that it may import, besides BASE. BASE are the modules
 # at the root of the model, without those that build the model or use it.
 MODEL = MINICPM_O
+NETWORKS = ("audio", "vision", "llm", "tts", "vocoder")
 MODEL_FOLDERS = {
     "audio": (),
     "vision": (),
     "llm": (),
     "tts": ("llm",),
     "vocoder": ("audio",),
-    "loader": ("audio", "vision", "llm", "tts", "vocoder"),
-    "duplex": ("audio", "vision", "llm", "tts", "vocoder", "loader"),
-    "chat": ("audio", "vision", "llm", "tts", "vocoder", "loader"),
-    "preparer": ("audio", "vision", "llm", "vocoder", "loader", "duplex", "chat"),
-    "model": ("audio", "vision", "llm", "tts", "vocoder", "loader", "duplex", "chat", "preparer"),
+    "preparer_parts": ("audio", "vision", "llm", "vocoder"),
+    "loader": (*NETWORKS, "preparer_parts"),
+    "duplex": (*NETWORKS, "preparer_parts", "loader"),
+    "chat": (*NETWORKS, "preparer_parts", "loader"),
+    "preparer": ("vocoder", "preparer_parts", "duplex", "chat"),
+    "model": (*NETWORKS, "preparer_parts", "loader", "duplex", "chat", "preparer"),
     "worker_model": ("chat", "preparer", "model"),
-    "family": ("model", "worker_model"),
+    "family": ("preparer_parts", "preparer", "model", "worker_model"),
 }
 BASE = (
     "batch_isolation",

@@ -16,7 +16,7 @@ from duplane.tools.checkpoint.configs import write_configs
 from duplane.tools.checkpoint.tokenizer_files import write_tokenizer
 from duplane.tools.checkpoint.weights import save_safetensors
 from duplane.worker.models.minicpm_o.checkpoint import SINGLE_FILE
-from duplane.worker.models.minicpm_o.loader import GENERATION_FILE, VOCODER_FOLDER
+from duplane.worker.models.minicpm_o.preparer_parts import GENERATION_FILE, VOCODER_FOLDER
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.dimensions import GENERATION

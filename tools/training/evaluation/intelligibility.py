@@ -34,9 +34,9 @@ MOST_TOKENS = 75
 def spoken(model: DuplexModel, text: str, seed: int) -> FloatArray:
     """Return the speech of a text at 24 kHz, made by the talker and the vocoder as in a chat."""
     parts = model.parts
-    assert parts.talker, "the checkpoint has no talker"
-    assert parts.vocoder, "the checkpoint has no vocoder"
-    assert parts.vocoder_voice, "the checkpoint has no voice"
+    voice = None if parts.voices is None else parts.voices.built_in
+    if parts.talker is None or parts.vocoder is None or voice is None:
+        raise ValueError("the checkpoint has no talker, no vocoder or no built-in voice")
     ids = parts.tokens.encode(text)
     hidden = torch.zeros(len(ids), parts.llm.hidden_size)
     condition = parts.talker.condition(ids, hidden, is_text_end=True)
@@ -45,7 +45,7 @@ def spoken(model: DuplexModel, text: str, seed: int) -> FloatArray:
     )
     tokens = [token for token in parts.talker.draw([request])[0] if token != parts.talker.end]
     parts.talker.cache.reset(0)
-    parts.vocoder.prime(0, parts.vocoder_voice, seed=seed)
+    parts.vocoder.prime(0, voice, seed=seed)
     buffer = SpeechTokens(
         silence_token_id=parts.vocoder.silence_token_id, lookahead=parts.vocoder.lookahead
     )

@@ -31,7 +31,8 @@ from duplane.tools.checkpoint.tensor_shapes import tensor_shapes
 from duplane.tools.checkpoint.tokenizer_files import train_tokenizer
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
-from duplane.worker.models.minicpm_o.loader import VOCODER_FOLDER, prompt_room
+from duplane.worker.models.minicpm_o.loader import prompt_room
+from duplane.worker.models.minicpm_o.preparer_parts import VOCODER_FOLDER
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicVocoder
 from duplane.worker.models.minicpm_o.vocoder.voice import has_networks, load_vocoder_voice

@@ -33,6 +33,7 @@ from duplane.worker.models.minicpm_o.chat.chats import CHUNK_IDS
 from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.vocoder.voice import Voices
 from duplane.worker.models.types import DecodeMode
 
 TOLERANCE = 1e-4
@@ -198,7 +199,9 @@ class ObservedModel:
 
     def __post_init__(self) -> None:
         silence = self.calls[0]["tokens"][0] if self.calls else 0
-        parts = replace(self.loaded, vocoder=CountingVocoder(silence), vocoder_voice=NO_VOICE)
+        parts = replace(
+            self.loaded, vocoder=CountingVocoder(silence), voices=Voices(None, NO_VOICE)
+        )
         self.model = DuplexModel(parts, probe=self.recorder)
         self.begin()
 

@@ -25,6 +25,7 @@ from duplane.tools.golden_replay.recording import (
 from duplane.tools.golden_replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.vocoder.voice import Voices
 from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
@@ -78,7 +79,7 @@ class SessionReplay:
         self._recorder = Recorder()
         buffers = [unit["token2wav_buffer_before"] for unit in self._units]
         silence = next((buffer[0] for buffer in buffers if buffer), 0)
-        parts = replace(loaded, vocoder=CountingVocoder(silence), vocoder_voice=NO_VOICE)
+        parts = replace(loaded, vocoder=CountingVocoder(silence), voices=Voices(None, NO_VOICE))
         self._model = DuplexModel(parts, probe=self._recorder)
         draws = [draw["u"] for unit in self._units for draw in unit.get("multinomial", [])]
         self._uniforms = RecordedUniforms(draws)

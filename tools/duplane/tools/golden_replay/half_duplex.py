@@ -72,7 +72,10 @@ class HalfDuplex:
         self._exchange_rows: list[int] = []  # rows of the finished exchanges, oldest first
         self._has_heard = False
         self._has_answered = False
-        chats.begin(slot, options, uniforms=uniforms)
+        voice = None
+        if options.generate_audio and parts.voices is not None:
+            voice = parts.voices.choose(options.tts_voice)
+        chats.begin(slot, options, voice=voice, uniforms=uniforms)
         self._builder = self._next_prompt()
 
     def _next_prompt(self) -> PromptBuilder:

@@ -76,13 +76,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read the config.json of a checkpoint. Raises `CheckpointError` for another kind of model."""
+    config = read_json(directory / "config.json")
+    kind = field(config, "model_type", str, MODEL_TYPE)
+    if kind != MODEL_TYPE:
+        raise CheckpointError(
+            f"{directory} is a model of type {kind!r}; duplane runs {MODEL_TYPE!r} (MiniCPM-o 4.5)"
+        )
+    return config
+
+
 class Checkpoint:
     """One checkpoint directory in the public format: config.json and (sharded) safetensors."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = read_json(directory / "config.json")
-        _check_kind(directory, self.config)
+        self.config = read_config(directory)
         self._file_of = _index(directory)
 
     @property
@@ -175,14 +185,6 @@ class Checkpoint:
 
     def _place(self, name: str) -> tuple[Path, str]:
         return self._file_of[name], name
-
-
-def _check_kind(directory: Path, config: Mapping[str, Any]) -> None:
-    kind = field(config, "model_type", str, MODEL_TYPE)
-    if kind != MODEL_TYPE:
-        raise CheckpointError(
-            f"{directory} is a model of type {kind!r}; duplane runs {MODEL_TYPE!r} (MiniCPM-o 4.5)"
-        )
 
 
 def _index(directory: Path) -> dict[str, Path]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,17 +15,23 @@ from torch import Tensor, nn
 from duplane.worker.models.minicpm_o import precision
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.audio.whisper import UNIT_POSITIONS, AudioConfig
-from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, read_json
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 from duplane.worker.models.minicpm_o.checkpoint import field as read_field
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from duplane.worker.models.minicpm_o.llm.chat_template import ChatTemplate
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
+from duplane.worker.models.minicpm_o.preparer_parts import (
+    MAX_VOICE_TOKENS,
+    VOCODER_FOLDER,
+    PreparerParts,
+    PromptParts,
+    load_preparer_parts,
+)
 from duplane.worker.models.minicpm_o.tts.talker import TURN_ROWS, Talker
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, WindowRules
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vision.layout import duplex_rows
-from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicVocoder
 from duplane.worker.models.minicpm_o.vocoder.vocoder import (
@@ -35,20 +41,11 @@ from duplane.worker.models.minicpm_o.vocoder.vocoder import (
     VocoderOptions,
     VocoderVoice,
 )
-from duplane.worker.models.minicpm_o.vocoder.voice import (
-    MEL_FRAMES_PER_TOKEN,
-    VoiceNetworks,
-    load_prompt_voice,
-    load_vocoder_voice,
-)
-from duplane.worker.models.types import ConversationOptions, FloatArray, WindowMode
+from duplane.worker.models.minicpm_o.vocoder.voice import MEL_FRAMES_PER_TOKEN, Voices
+from duplane.worker.models.types import ConversationOptions, FloatArray
 
 TRAINING_TENSORS = ("tts.model.embed_tokens.", "tts.projector_spk.")
 """Prefixes of tensors in released checkpoints that only training uses."""
-GENERATION_FILE = "generation_config.json"
-VOCODER_FOLDER = Path("assets", "token2wav")
-MAX_VOICE_TOKENS = 250
-"""A client's voice is cut to this many speech tokens, which are its first 10 s."""
 CLOSING_ROWS = 2
 """Rows that close a unit: its terminator and `</unit>`."""
 
@@ -82,34 +79,13 @@ class SpeechVocoder(Protocol):
 
 
 @dataclass(frozen=True)
-class PromptParts:
-    """What laying out a prompt or a unit needs of a checkpoint. It has no weights.
-
-    `unit_rows` is the number of rows of the sound of one unit. `pictures` is None if the model
-    refuses frames, `chat_template` if it cannot chat.
-    """
-
-    tokens: Tokens
-    audio: AudioConfig
-    pictures: Pictures | None
-    chat_template: ChatTemplate | None
-
-    @property
-    def unit_rows(self) -> int:
-        return UNIT_POSITIONS // self.audio.pool
-
-
-@dataclass(frozen=True)
 class ModelParts:
     """Loaded parts, all for the same number of slots.
 
     Without a talker, a vocoder or a voice for the vocoder, the model answers with text only.
     Without `vision` it refuses frames.
 
-    - `voice_networks` compute the vocoder's voice from a client's clip.
-    - `vocoder_voice`: the vocoder's voice if the client sends no clip.
-    - `prompt_voice`: the voice in the prompt if the client sends no voice.
-    - `windows`: the values of window options that the client does not set.
+    - `voices`, `prompt_voice` and `windows` are those of `PreparerParts`.
     - `digest` identifies the weights and the settings that decide the output. It is empty if
       conversations cannot be rebuilt.
     """
@@ -120,8 +96,7 @@ class ModelParts:
     audio: AudioEncoder
     talker: Talker | None = None
     vocoder: SpeechVocoder | None = None
-    vocoder_voice: VocoderVoice | None = None
-    voice_networks: VoiceNetworks | None = None
+    voices: Voices | None = None
     prompt_voice: FloatArray | None = None
     windows: WindowRules = field(default_factory=WindowRules)
     digest: str = ""
@@ -133,6 +108,12 @@ class ModelParts:
         """The parts that prompts need."""
         pictures = None if self.vision is None else self.vision.pictures
         return PromptParts(self.tokens, self.audio.config, pictures, self.chat_template)
+
+    @property
+    def preparation(self) -> PreparerParts:
+        """The parts that preparing needs."""
+        voices = None if self.talker is None or self.vocoder is None else self.voices
+        return PreparerParts(self.prompts, self.windows, self.prompt_voice, voices)
 
     @property
     def overhang(self) -> int:
@@ -168,13 +149,18 @@ def load_parts(
     device: str,
     dtype: str,
     turn_rows: int = TURN_ROWS,
+    preparation: PreparerParts | None = None,
 ) -> ModelParts:
-    """Load all parts in the directory. Raises `CheckpointError` if one cannot be used."""
+    """Load all parts in the directory. Raises `CheckpointError` if one cannot be used.
+
+    `preparation` is what `load_preparer_parts` has read from the same directory before.
+    """
     checkpoint = Checkpoint(directory)
+    preparation = preparation or load_preparer_parts(directory)
     config, place, kind = checkpoint.config, torch.device(device), torch_dtype(dtype)
     precision.configure(place)
-    tokens = Tokens.load(directory)
-    heard, vision = AudioConfig.from_json(config), Vision.from_checkpoint(checkpoint, place, kind)
+    tokens, heard = preparation.prompts.tokens, preparation.prompts.audio
+    vision = Vision.from_checkpoint(checkpoint, place, kind)
     capacity = context_capacity + overhang(heard, None if vision is None else vision.rows)
     llm = LanguageModel(config, slot_count, capacity, place, kind)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
@@ -196,20 +182,12 @@ def load_parts(
         log.warning("%s: tensors that the model does not use: %s", directory, surprising)
     if talker is not None:
         talker.fold()
-    folder, prompt_voice = directory / VOCODER_FOLDER, load_prompt_voice(directory)
-    networks = voice = vocoder = None
-    if talker is not None and (folder / harmonic.CONFIG).exists():
-        vocoder = HarmonicVocoder.load(folder, slot_count=slot_count, device=device)
-        voice = vocoder.voice
+    folder, vocoder = directory / VOCODER_FOLDER, None
+    if preparation.voices is not None:
+        vocoder = _load_vocoder(folder, preparation.voices, slot_count, device)
     elif talker is not None:
-        networks = VoiceNetworks.load(folder, max_tokens=MAX_VOICE_TOKENS)
-        voice = _built_in_voice(folder, networks, prompt_voice)
-    if vocoder is None and (networks is not None or voice is not None):
-        vocoder = _load_vocoder(folder, networks, voice, slot_count, device)
-    if talker is not None and vocoder is None:
         log.warning("%s has no voice or no vocoder: answers are text without speech", folder)
     _warm_up(audio, vocoder)
-    generation = directory / GENERATION_FILE
     return ModelParts(
         name=_name(directory, checkpoint),
         tokens=tokens,
@@ -217,13 +195,12 @@ def load_parts(
         audio=audio,
         talker=talker,
         vocoder=vocoder,
-        vocoder_voice=voice,
-        voice_networks=networks,
-        prompt_voice=prompt_voice,
+        voices=preparation.voices,
+        prompt_voice=preparation.prompt_voice,
         digest=f"{checkpoint.digest()} {dtype} {context_capacity} {turn_rows}",
-        windows=window_rules(read_json(generation) if generation.exists() else {}),
+        windows=preparation.windows,
         vision=vision,
-        chat_template=tokens.chat_template,
+        chat_template=preparation.prompts.chat_template,
     )
 
 
@@ -235,24 +212,6 @@ def _warm_up(audio: AudioEncoder, vocoder: SpeechVocoder | None) -> None:
         vocoder.warm_up()
 
 
-def window_rules(config: Mapping[str, Any]) -> WindowRules:
-    """Read the window rules of a generation_config.json; raises `CheckpointError`."""
-    default = WindowRules()
-    mode = read_field(config, "sliding_window_mode", str, default.sliding_window_mode.value)
-    numbers: dict[str, Any] = {
-        entry.name: read_field(config, entry.name, int, getattr(default, entry.name))
-        for entry in fields(default)
-        if entry.name != "sliding_window_mode"
-    }
-    try:
-        rules = WindowRules(WindowMode(mode), **numbers)
-        ConversationOptions(sliding_window_mode=rules.sliding_window_mode, **numbers)
-        rules.check()
-    except ValueError as error:
-        raise CheckpointError(f"{GENERATION_FILE}: {error}") from error
-    return rules
-
-
 def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
     """Raise `CheckpointError` unless the talker fits the LLM and the tokenizer."""
     dims = talker.dims
@@ -262,24 +221,11 @@ def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
         raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
 
 
-def _built_in_voice(
-    folder: Path, networks: VoiceNetworks | None, prompt_voice: FloatArray | None
-) -> VocoderVoice | None:
-    """Return the voice for clients that send none: the folder's voice, or else the prompt's."""
-    voice = load_vocoder_voice(folder)
-    if voice is None and networks is not None and prompt_voice is not None:
-        return networks.read(prompt_voice)
-    return voice
-
-
-def _load_vocoder(
-    folder: Path,
-    networks: VoiceNetworks | None,
-    voice: VocoderVoice | None,
-    slot_count: int,
-    device: str,
-) -> SpeechVocoder:
-    """Load the vocoder, with memory for the longest voice prompt. Check that it accepts `voice`."""
+def _load_vocoder(folder: Path, voices: Voices, slot_count: int, device: str) -> SpeechVocoder:
+    """Load a vocoder with memory for the longest voice prompt; check that it accepts `voices`."""
+    if (folder / harmonic.CONFIG).exists():
+        return HarmonicVocoder.load(folder, slot_count=slot_count, device=device)
+    voice, networks = voices.built_in, voices.networks
     trials = [] if voice is None else [("the built-in voice", voice)]
     if networks is not None:
         silence = np.zeros(INPUT_SAMPLE_RATE, np.float32)

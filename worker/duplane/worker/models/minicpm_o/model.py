@@ -33,9 +33,9 @@ from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts, generated_rows, load_parts
 from duplane.worker.models.minicpm_o.preparer import PreparedConversation, Preparer
+from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts
 from duplane.worker.models.minicpm_o.probe import Probe
 from duplane.worker.models.minicpm_o.tts.talker import TURN_ROWS
-from duplane.worker.models.minicpm_o.vocoder.voice import Voices
 from duplane.worker.models.types import (
     ConversationOptions,
     Opened,
@@ -59,14 +59,13 @@ class DuplexModel:
         device = parts.llm.model.norm.weight.device
         self.sampling = DuplexSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
         self._speech_stage = None
-        self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
-        self.preparer = Preparer(parts, self.context_capacity, self._voices)
+        self.preparer = Preparer(parts.preparation, self.context_capacity)
         if parts.talker and parts.vocoder:
             self._speech_stage = SpeechStage(parts.talker, parts.vocoder, probe)
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
         self._rebuilder = Rebuilder(parts, self.sampling, self._pipeline, self._speech_stage)
         self.conversations: dict[int, Conversation] = {}
-        self.chats = Chats(parts, self.context_capacity, self._voices, probe)
+        self.chats = Chats(parts, self.context_capacity, probe)
         self.has_chat = parts.chat_template is not None
         self._probe = probe
         for module in self._modules:
@@ -83,12 +82,13 @@ class DuplexModel:
         dtype: str = "float32",
         turn_rows: int = TURN_ROWS,
         cuda_graphs: bool = True,
+        preparation: PreparerParts | None = None,
     ) -> DuplexModel:
         """Load a checkpoint directory; raises `CheckpointError` if it cannot be used.
 
         The talker's cache keeps at most `turn_rows` rows of a turn; a longer turn continues without
         its earlier rows. With `cuda_graphs` the steps with one row per slot are captured, on a CUDA
-        device only.
+        device only. `preparation` is what `load_preparer_parts` has read from the directory before.
         """
         model = cls(
             load_parts(
@@ -98,6 +98,7 @@ class DuplexModel:
                 device=device,
                 dtype=dtype,
                 turn_rows=turn_rows,
+                preparation=preparation,
             )
         )
         if cuda_graphs and torch.device(device).type == "cuda":

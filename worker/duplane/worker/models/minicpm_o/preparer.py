@@ -17,10 +17,9 @@ from duplane.worker.models.minicpm_o.chat.prompt import (
 )
 from duplane.worker.models.minicpm_o.duplex.inputs import count_rows, prepare_unit
 from duplane.worker.models.minicpm_o.duplex.prompt import DuplexPrompt, lay_out
-from duplane.worker.models.minicpm_o.loader import ModelParts
+from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts
 from duplane.worker.models.minicpm_o.types import PreparedImage, WindowRules
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderVoice
-from duplane.worker.models.minicpm_o.vocoder.voice import Voices
 from duplane.worker.models.types import (
     ConversationOptions,
     ImageError,
@@ -55,11 +54,10 @@ class PreparedConversation:
 class Preparer:
     """Prepares conversations, units and chats of one checkpoint; safe in several threads."""
 
-    def __init__(self, parts: ModelParts, capacity: int, voices: Voices) -> None:
-        """Limit each context to `capacity` rows; read the voices of speech from `voices`."""
-        self._prompts, self._capacity, self._voices = parts.prompts, capacity, voices
+    def __init__(self, parts: PreparerParts, capacity: int) -> None:
+        """Limit each context to `capacity` rows."""
+        self._prompts, self._capacity, self._voices = parts.prompts, capacity, parts.voices
         self._prompt_voice, self._windows = parts.prompt_voice, parts.windows
-        self._has_speech = parts.talker is not None and parts.vocoder is not None
 
     def conversation(self, options: ConversationOptions) -> PreparedConversation:
         """Lay out the prompt of a conversation and compute its voice.
@@ -70,10 +68,10 @@ class Preparer:
         room = self._capacity - options.max_new_speak_tokens_per_chunk
         rules = self._windows.chosen(options, self._capacity)
         prompt = lay_out(self._prompts, options.system_prompt, heard, room)
-        can_read = self._has_speech and self._voices.reads_clips
-        ignored = ("tts_voice",) if options.tts_voice is not None and not can_read else ()
+        is_ignored = options.tts_voice is not None and not self._reads_clips
+        ignored = ("tts_voice",) if is_ignored else ()
         voice = None
-        if options.generate_audio and self._has_speech:
+        if options.generate_audio and self._voices is not None:
             voice = self._voices.choose(options.tts_voice, options.llm_voice)
         if options.generate_audio and voice is None:
             ignored = (*ignored, "generate_audio")
@@ -111,14 +109,16 @@ class Preparer:
             audio_rows=row_count(prompt.audio_bounds),
             voice=self._chat_voice(request) if options.generate_audio else None,
             uses_tts_voice=(
-                options.generate_audio
-                and options.tts_voice is not None
-                and self._voices.reads_clips
+                options.generate_audio and options.tts_voice is not None and self._reads_clips
             ),
         )
 
+    @property
+    def _reads_clips(self) -> bool:
+        return self._voices is not None and self._voices.reads_clips
+
     def _chat_voice(self, request: ChatRequest) -> VocoderVoice:
-        voice = self._voices.choose(request.options.tts_voice)
-        if not self._has_speech or voice is None:
+        voice = None if self._voices is None else self._voices.choose(request.options.tts_voice)
+        if voice is None:
             raise OptionError("generate_audio", "is not possible: this checkpoint has no voice")
         return voice

@@ -9,7 +9,7 @@ from duplane.worker.models.minicpm_o.duplex.context_window import PREVIOUS_MARK,
 from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
-from duplane.worker.models.minicpm_o.loader import window_rules
+from duplane.worker.models.minicpm_o.preparer_parts import window_rules
 from duplane.worker.models.minicpm_o.types import WindowRules
 from duplane.worker.models.types import ConversationOptions, OptionError, WindowMode
 

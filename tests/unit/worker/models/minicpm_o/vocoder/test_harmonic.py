@@ -41,7 +41,7 @@ def network() -> HarmonicNetwork:
 
 def decoded(vocoder: HarmonicVocoder, slot: int, cuts: Sequence[int]) -> FloatArray:
     """Decode the turn in chunks that end at `cuts`; the last chunk has all remaining tokens."""
-    vocoder.prime(slot, vocoder.voice)
+    vocoder.prime(slot, CONFIG.voice)
     starts, pieces = [0, *cuts], list[FloatArray]()
     for start, stop in zip(starts, cuts, strict=False):
         ahead = TURN[start : stop + CONFIG.lookahead]
@@ -68,7 +68,7 @@ def test_slots_do_not_change_each_other(network: HarmonicNetwork) -> None:
         VocoderChunk(2, TURN[:4], is_last=True),
     ]
     for slot in range(3):
-        vocoder.prime(slot, vocoder.voice)
+        vocoder.prime(slot, CONFIG.voice)
     together = vocoder.decode_mel(chunks, vocoder.encode(chunks))
     np.testing.assert_allclose(together[1], alone[: 12 * TOKEN_SAMPLES], atol=1e-5)
     assert [len(samples) // TOKEN_SAMPLES for samples in together] == [6, 12, 4]
@@ -86,7 +86,7 @@ def test_batches_have_few_shapes_on_a_gpu_and_the_same_samples(network: Harmonic
             np.testing.assert_allclose(decoded(vocoder, slot, [5, 12, 20]), exact[slot], atol=1e-5)
         for slots in ((0, 1, 2), (0, 2), (0, 1, 2, 3, 4)):
             for slot in slots:
-                vocoder.prime(slot, vocoder.voice)
+                vocoder.prime(slot, CONFIG.voice)
             chunks = [VocoderChunk(slot, TURN[: 15 - slot], is_last=False) for slot in slots]
             together = vocoder.decode_mel(chunks, vocoder.encode(chunks))
             for slot, samples in zip(slots, together, strict=True):
@@ -98,7 +98,7 @@ def test_batches_have_few_shapes_on_a_gpu_and_the_same_samples(network: Harmonic
 
 def test_call_can_be_repeated_until_samples_are_made(network: HarmonicNetwork) -> None:
     vocoder = HarmonicVocoder(network, slot_count=1)
-    vocoder.prime(0, vocoder.voice)
+    vocoder.prime(0, CONFIG.voice)
     chunk = [VocoderChunk(0, TURN[:9], is_last=False)]
     first, second = vocoder.encode(chunk), vocoder.encode(chunk)
     assert torch.equal(first[0], second[0])
@@ -106,7 +106,7 @@ def test_call_can_be_repeated_until_samples_are_made(network: HarmonicNetwork) -
 
 def test_reset_slot_is_clean_and_needs_a_turn(network: HarmonicNetwork) -> None:
     vocoder = HarmonicVocoder(network, slot_count=1)
-    vocoder.prime(0, vocoder.voice)
+    vocoder.prime(0, CONFIG.voice)
     vocoder.decode([VocoderChunk(0, TURN[:9], is_last=False)])
     assert not vocoder.is_clean(0)
     vocoder.reset(0)
@@ -117,7 +117,7 @@ def test_reset_slot_is_clean_and_needs_a_turn(network: HarmonicNetwork) -> None:
 
 def test_unknown_token_is_refused(network: HarmonicNetwork) -> None:
     vocoder = HarmonicVocoder(network, slot_count=1)
-    vocoder.prime(0, vocoder.voice)
+    vocoder.prime(0, CONFIG.voice)
     with pytest.raises(VocoderError, match="no such speech tokens"):
         vocoder.decode([VocoderChunk(0, [1, 2, 3, 12], is_last=False)])
 

@@ -193,12 +193,11 @@ def test_a_chat_opens_without_reading_its_voice_again_after_an_eviction(
     options = ChatOptions(generate_audio=True, tts_voice=clip(1.0, 330), seed=1)
     message = ChatMessage(ChatRole.USER, ("Good morning.",))
     prepared = model.preparer.chat(ChatRequest((message,), options))
-    model._voices._cache.clear()  # as if other voices had taken its place in the cache
 
-    def read(samples: FloatArray) -> None:
+    def read(networks: VoiceNetworks, samples: FloatArray) -> None:
         raise AssertionError("read on the device thread")
 
-    monkeypatch.setattr(model.parts.voice_networks, "read", read)
+    monkeypatch.setattr(VoiceNetworks, "read", read)
     model.open_chat(0, prepared)
     model.close(0)
     assert model.is_clean(0)

@@ -43,8 +43,7 @@ from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.tts.passages import SpeechStream, advance
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import WINDOW_TOKENS, SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk, VocoderVoice
-from duplane.worker.models.minicpm_o.vocoder.voice import Voices
-from duplane.worker.models.types import FloatArray, OptionError, UnitFailure
+from duplane.worker.models.types import FloatArray, UnitFailure
 
 _log = logging.getLogger(__name__)
 
@@ -60,12 +59,9 @@ Results = Iterator[ChatOutput | UnitFailure]
 class Chats:
     """The chats of all slots. They use the same model parts as duplex conversations."""
 
-    def __init__(
-        self, parts: ModelParts, capacity: int, voices: Voices, probe: Probe | None = None
-    ) -> None:
-        """Limit each context to `capacity` rows; read the voices of answers from `voices`."""
+    def __init__(self, parts: ModelParts, capacity: int, probe: Probe | None = None) -> None:
+        """Limit each context to `capacity` rows."""
         self._parts, self._capacity, self._probe = parts, capacity, probe
-        self._voices = voices
         self._device = parts.llm.model.norm.weight.device
         slots = parts.llm.cache.slot_count
         self._sampling = ChatSampling(parts.tokens, parts.llm.vocabulary, slots, self._device)
@@ -103,14 +99,12 @@ class Chats:
         voice: VocoderVoice | None = None,
         uniforms: Uniforms | None = None,
     ) -> None:
-        """Begin a chat in a clean slot. Without `voice`, the voice in the options is prepared."""
+        """Begin a chat in a clean slot. Its answers are spoken with `voice`, if there is one."""
         if slot in self._chats:
             raise ValueError(f"slot {slot} has a chat")
         uniforms = uniforms or SeededUniforms(options.seed)
         vocoder, speech = self._parts.vocoder, None
-        if options.generate_audio:
-            voice = voice or self._choose_voice(options)
-            assert vocoder, "it has the voice"
+        if vocoder is not None and voice is not None:
             speech = _speech(slot, options, uniforms, vocoder)
         self._chats[slot] = Chat(
             slot, options, uniforms, speech, PromptRows(self._parts, ChatPrompt())
@@ -122,12 +116,6 @@ class Chats:
         except BaseException:
             self.close(slot)
             raise
-
-    def _choose_voice(self, options: ChatOptions) -> VocoderVoice:
-        parts, voice = self._parts, self._voices.choose(options.tts_voice)
-        if parts.talker is None or parts.vocoder is None or voice is None:
-            raise OptionError("generate_audio", "is not possible: this checkpoint has no voice")
-        return voice
 
     def answer(self, slot: int, prompt: ChatPrompt) -> None:
         """Begin an answer to `prompt`, which is fed after the rows of the slot's context."""

@@ -25,7 +25,7 @@ from duplane.worker.models.chat import (
 )
 from duplane.worker.models.minicpm_o.audio.clip import clip_rows
 from duplane.worker.models.minicpm_o.llm.tokenizer import CHARACTERS_PER_ROW, Tokens
-from duplane.worker.models.minicpm_o.loader import PromptParts
+from duplane.worker.models.minicpm_o.preparer_parts import PromptParts
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import Layout, chat_layout
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderVoice

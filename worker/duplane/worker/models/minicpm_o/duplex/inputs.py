@@ -15,7 +15,8 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.audio.mel import AudioBacklogError
 from duplane.worker.models.minicpm_o.duplex.conversation import InputRows, RunningUnit
-from duplane.worker.models.minicpm_o.loader import ModelParts, PromptParts
+from duplane.worker.models.minicpm_o.loader import ModelParts
+from duplane.worker.models.minicpm_o.preparer_parts import PromptParts
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import duplex_layout, tile_count
 from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures

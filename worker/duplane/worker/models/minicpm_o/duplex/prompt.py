@@ -13,7 +13,8 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.audio.clip import clip_rows
 from duplane.worker.models.minicpm_o.llm.tokenizer import CHARACTERS_PER_ROW
-from duplane.worker.models.minicpm_o.loader import ModelParts, PromptParts
+from duplane.worker.models.minicpm_o.loader import ModelParts
+from duplane.worker.models.minicpm_o.preparer_parts import PromptParts
 from duplane.worker.models.types import FloatArray, OptionError
 
 

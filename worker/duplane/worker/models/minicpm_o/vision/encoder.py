@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, read_json
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.types import ImageTile, PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import ImageMarks
@@ -61,17 +61,11 @@ class Vision(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> Vision | None:
         """Allocate the encoder that the checkpoint describes; None if `init_vision` is false."""
-        if not field(checkpoint.config, "init_vision", bool, True):
+        pictures = Pictures.load(checkpoint.directory, checkpoint.config)
+        if pictures is None:
             return None
         config = VisionConfig.from_json(checkpoint.config)
-        preprocessor = read_json(checkpoint.directory / RULES_FILE)
-        rows = field(preprocessor, "image_feature_size", int, 64)
-        if rows != config.query_count:
-            raise CheckpointError(
-                f"query_num is {config.query_count}, but {RULES_FILE} has image_feature_size {rows}"
-            )
-        rules, marks = ImageRules.from_json(preprocessor), ImageMarks.from_json(preprocessor)
-        return cls(config, rules, marks, device, dtype)
+        return cls(config, pictures.rules, pictures.marks, device, dtype)
 
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         """Fill the weights; return the names of the vision tensors that are not used."""

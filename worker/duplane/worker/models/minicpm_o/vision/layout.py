@@ -47,6 +47,11 @@ class ImageMarks:
         )
 
 
+def tile_rows(config: Mapping[str, Any]) -> int:
+    """Return the number of embeddings of one tile, which config.json has as `query_num`."""
+    return field(config, "query_num", int, 64)
+
+
 def duplex_layout(marks: ImageMarks, grid: Grid | None) -> Layout:
     """Lay out a frame of a duplex unit; every string is one special token."""
     layout: list[str | int] = [marks.image_start, 0, marks.image_end]

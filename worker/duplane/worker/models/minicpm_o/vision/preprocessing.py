@@ -11,14 +11,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
+from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, read_json
 from duplane.worker.models.minicpm_o.types import Grid, ImageTile, PreparedImage, Size
-from duplane.worker.models.minicpm_o.vision.layout import ImageMarks
+from duplane.worker.models.minicpm_o.vision.layout import ImageMarks, tile_rows
 from duplane.worker.models.types import ImageError
 
 RULES_FILE = "preprocessor_config.json"
@@ -268,6 +269,22 @@ class Pictures:
     rules: ImageRules
     marks: ImageMarks
     rows: int
+
+    @classmethod
+    def load(cls, directory: Path, config: Mapping[str, Any]) -> Pictures | None:
+        """Read preprocessor_config.json; return None if `init_vision` of config.json is false.
+
+        Raises `CheckpointError`.
+        """
+        if not field(config, "init_vision", bool, True):
+            return None
+        rows, preprocessor = tile_rows(config), read_json(directory / RULES_FILE)
+        expected = field(preprocessor, "image_feature_size", int, 64)
+        if rows != expected:
+            raise CheckpointError(
+                f"query_num is {rows}, but {RULES_FILE} has image_feature_size {expected}"
+            )
+        return cls(ImageRules.from_json(preprocessor), ImageMarks.from_json(preprocessor), rows)
 
     def prepare(
         self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, section
 from duplane.worker.models.minicpm_o.layers import embedding, linear
+from duplane.worker.models.minicpm_o.vision.layout import tile_rows
 
 CHANNELS = 3
 
@@ -72,7 +73,7 @@ class VisionConfig:
             activation=field(vision, "hidden_act", str, "gelu_pytorch_tanh"),
             eps=field(vision, "layer_norm_eps", float, 1e-6),
             hidden=field(config, "hidden_size", int),
-            query_count=field(config, "query_num", int, 64),
+            query_count=tile_rows(config),
             batch_size=field(config, "vision_batch_size", int, 16),
         )
 

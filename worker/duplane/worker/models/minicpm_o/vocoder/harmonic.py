@@ -71,6 +71,21 @@ class HarmonicConfig:
             raise CheckpointError(f"type is {kind!r}, not {KIND!r}")
         return cls(**{entry.name: field(config, entry.name, int) for entry in fields(cls)})
 
+    @classmethod
+    def load(cls, directory: Path) -> HarmonicConfig:
+        """Read vocoder.json; raises `CheckpointError` that names the file."""
+        path = directory / CONFIG
+        try:
+            return cls.from_json(read_json(path))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+
+    @property
+    def voice(self) -> VocoderVoice:
+        """The only voice of the vocoder, which is in its weights: this value is empty."""
+        none = np.zeros(0, np.float32)
+        return VocoderVoice(np.zeros(0, np.int64), none.reshape(0, self.mel_bins), none)
+
     @property
     def frame_width(self) -> int:
         """The values of one frame: log-mel, the logarithm of the pitch in hertz, and voicing."""
@@ -233,11 +248,7 @@ class HarmonicVocoder:
     @classmethod
     def load(cls, directory: Path, *, slot_count: int, device: str = "cpu") -> HarmonicVocoder:
         """Load vocoder.json and vocoder.safetensors; raises `CheckpointError`."""
-        path = directory / CONFIG
-        try:
-            network = HarmonicNetwork(HarmonicConfig.from_json(read_json(path)))
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
+        network = HarmonicNetwork(HarmonicConfig.load(directory))
         path = directory / WEIGHTS
         try:
             state = cast("Any", safetensors.torch).load_file(path)
@@ -251,12 +262,6 @@ class HarmonicVocoder:
         """The size of all weights, tables and state."""
         owned = (*self.network.parameters(), *self.network.buffers(), self._noise, self._phases)
         return sum(tensor.nbytes for tensor in owned)
-
-    @property
-    def voice(self) -> VocoderVoice:
-        """The only voice of this vocoder."""
-        none = np.zeros(0, np.float32)
-        return VocoderVoice(np.zeros(0, np.int64), none.reshape(0, self.limits.mel_width), none)
 
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
         """Start the slot's first turn. `voice` and `seed` have no effect here."""

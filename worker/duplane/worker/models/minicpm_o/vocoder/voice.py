@@ -66,6 +66,9 @@ class Voices:
 
     The voices of the most recently used clips are cached by the content of the clip. So several
     conversations with the same clip compute its voice once.
+
+    - `networks` compute the voice of a client's clip.
+    - `built_in`: the voice if the client sends no clip.
     """
 
     def __init__(
@@ -74,14 +77,14 @@ class Voices:
         built_in: VocoderVoice | None,
         count: int = CACHED_VOICES,
     ) -> None:
-        self._networks, self._built_in = networks, built_in
+        self.networks, self.built_in = networks, built_in
         self._cache: LRUCache[bytes, VocoderVoice] = LRUCache(count)
         self._lock = threading.Lock()
 
     @property
     def reads_clips(self) -> bool:
         """Whether a client's clip can become the vocoder's voice."""
-        return self._networks is not None
+        return self.networks is not None
 
     def choose(
         self, tts_voice: FloatArray | None = None, llm_voice: FloatArray | None = None
@@ -91,12 +94,12 @@ class Voices:
         Raises `OptionError` for a clip that cannot be used as a voice.
         """
         for name, clip in (("tts_voice", tts_voice), ("llm_voice", llm_voice)):
-            if clip is not None and self._networks is not None:
+            if clip is not None and self.networks is not None:
                 try:
-                    return self._read(clip, self._networks)
+                    return self._read(clip, self.networks)
                 except ValueError as error:
                     raise OptionError(name, str(error)) from error
-        return self._built_in
+        return self.built_in
 
     def _read(self, clip: FloatArray, networks: VoiceNetworks) -> VocoderVoice:
         key = hashlib.blake2b(clip.tobytes(), digest_size=16).digest()
