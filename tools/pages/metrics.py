@@ -78,7 +78,8 @@ def _labels(metric: Metric) -> Iterator[str]:
             if label != "le":
                 yield f"`{label}`"
         else:
-            assert len(known) <= _MAX_SHOWN
+            if len(known) > _MAX_SHOWN:
+                raise ValueError(f"{metric.name}: {label} has {len(known)} values")
             yield f"`{label}`: {', '.join(known)}"
 
 

@@ -136,7 +136,7 @@ class Edge:
         settings = self._settings
         limits = self._settings.limits
         address = parse_address(settings.listen, "listen", min_port=0)
-        assert http.server
+        assert http.server, "`setup` was called"
         limiter = ConnectionLimiter(limits, parse_networks(settings.trusted_proxies))
         self.metrics.observe_connections(lambda: limiter.counts)
         protocols = client_protocols(

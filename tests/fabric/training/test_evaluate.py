@@ -29,7 +29,6 @@ LISTENS = Answered(speaks=False)
 @pytest.mark.slow
 async def test_the_fabric_gives_the_results_of_the_model() -> None:
     sound = read_sound(SAMPLE)
-    assert sound is not None
     questions = sound[: 9 * RATE].copy()
     voice = sound[: 3 * RATE].copy()
     sessions = [

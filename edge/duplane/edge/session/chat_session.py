@@ -252,10 +252,10 @@ class ChatSession(Session[ChatDialect]):
         return []
 
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
-        assert self._running
         self._attempt_count += 1
         is_slot_lost = error.reason in _SLOT_LOST and not self._has_delta
-        if is_slot_lost and self._attempt_count < self._limits.turn_attempt_count:
+        is_retried = is_slot_lost and self._attempt_count < self._limits.turn_attempt_count
+        if self._running and is_retried:
             self._turns.appendleft(self._running)
             self._running = None
             self.time_limits.stop(TimeLimit.CONVERSATION)

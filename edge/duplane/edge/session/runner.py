@@ -59,7 +59,7 @@ class SessionRunner(ABC, Generic[S]):
         self._spans = spans
         self._clock = clock
         self._metrics = metrics
-        self._over = asyncio.Event()
+        self._over: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
         self._wake = asyncio.Event()  # wakes the task that sends to the worker
         self._timer: Timer | None = None
         self._timer_s = math.inf
@@ -71,11 +71,10 @@ class SessionRunner(ABC, Generic[S]):
                 serving = tasks.create_task(self._client.serve(self))
                 exchanging = tasks.create_task(self._exchange(request))
                 self._apply([], self._clock.now())  # sets the timer
-                await self._over.wait()
+                close = await self._over
                 self._spans.begin(EDGE_CLOSE)
                 tasks.create_task(self._stop_exchange(exchanging))
-                assert self.session.closed
-                await self._client.close(self.session.closed, self.session.close_code)
+                await self._client.close(close, self.session.close_code)
                 serving.cancel()
         finally:
             if self._timer:
@@ -170,7 +169,8 @@ class SessionRunner(ABC, Generic[S]):
                 if self.recording:
                     self.recording.down(events, now)
         if self.session.closed:
-            self._over.set()
+            if not self._over.done():
+                self._over.set_result(self.session.closed)
             self._wake.set()
         elif (deadline := self.session.time_limits.next_deadline) < self._timer_s:
             self._set_timer(deadline)

@@ -205,5 +205,5 @@ class Session(ABC, Generic[D]):
     @property
     def close_code(self) -> int:
         """The WebSocket close code of a session that has ended."""
-        assert self.closed
+        assert self.closed, "the session goes on"
         return self.dialect.close_code(self.closed)

@@ -50,7 +50,6 @@ def test_checkpoint_is_small() -> None:
 
 def test_it_answers_the_questions_of_the_sample(model: DuplexModel) -> None:
     sound = read_sound(SAMPLE)
-    assert sound is not None
     noise = np.random.default_rng(1).standard_normal(3 * RATE).astype(np.float32) * 1e-3
     units = list(outputs(model, np.concatenate((sound, noise))))
     said = "".join("\n" if unit.is_listen else unit.text for unit in units)

@@ -31,10 +31,9 @@ def _run(measuring: Coroutine[Any, Any, object]) -> int:
     """
 
     async def run() -> None:
-        task = asyncio.current_task()
-        assert task
+        task = asyncio.create_task(measuring)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await measuring
+        await task
 
     try:
         asyncio.run(run())

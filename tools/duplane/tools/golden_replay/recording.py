@@ -86,7 +86,7 @@ class CountingVocoder:
         self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
     ) -> list[FloatArray]:
         """Return the result of `decode`; the empty mels are ignored."""
-        assert len(mels) == len(chunks)
+        del mels
         return self.decode(chunks)
 
     def _count(self, chunk: VocoderChunk) -> int:

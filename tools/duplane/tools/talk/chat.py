@@ -85,17 +85,16 @@ def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
     if not settings.texts:
         raise UsageError("a chat needs a text: --text 'Hello'")
     check_out(out)
-    voice, sound = read_sound(settings.voice), read_sound(settings.wav)
     parts: list[Message] = [
         {"type": kind, "data": data}
         for kind, files in (("image", settings.frames), ("video", settings.videos))
         for data in _read_files(files)
     ]
-    if sound is not None:
-        parts.append({"type": "audio", "data": base64_of(sound)})
-    tts: Message = {"enabled": out is not None or voice is not None}
-    if voice is not None:
-        tts["ref_audio_data"] = base64_of(voice)
+    if settings.wav:
+        parts.append({"type": "audio", "data": base64_of(read_sound(settings.wav))})
+    tts: Message = {"enabled": out is not None or settings.voice is not None}
+    if settings.voice:
+        tts["ref_audio_data"] = base64_of(read_sound(settings.voice))
     history: list[Message] = [{"role": "system", "content": settings.prompt}]
     chat = _Chat(settings, history, parts, tts, as_json)
     asyncio.run(chat.hold())

@@ -122,10 +122,10 @@ async def begin(
     raise TalkError("the connection ended before the session began")
 
 
-def read_sound(file: Path | None) -> Samples | None:
-    """Return a file's samples at 16 kHz; None without a file. Raises UsageError naming the file."""
+def read_sound(file: Path) -> Samples:
+    """Return a file's samples at 16 kHz. Raises UsageError naming the file."""
     try:
-        return read_audio_file(file) if file else None
+        return read_audio_file(file)
     except AudioError as error:
         raise UsageError(f"{file} {error}") from None
 

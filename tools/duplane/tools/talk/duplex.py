@@ -130,13 +130,12 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
     if settings.texts:
         raise UsageError("texts (--text) are for a chat: --mode chat --dialect B, or D")
     check_out(out)
-    speech, voice = read_sound(settings.wav or SAMPLE), read_sound(settings.voice)
-    assert speech is not None, "a file is always given"
+    speech = read_sound(settings.wav or SAMPLE)
+    voice = base64_of(read_sound(settings.voice)) if settings.voice else None
     if settings.wav is None and not as_json:
         questions = SAMPLE.with_suffix(".txt").read_text(encoding="utf-8")
         sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
-    voice_base64 = None if voice is None else base64_of(voice)
-    dialect = DIALECTS[settings.dialect](settings.prompt, voice_base64, settings.seed)
+    dialect = DIALECTS[settings.dialect](settings.prompt, voice, settings.seed)
     conversation = _Conversation(as_json)
     asyncio.run(_converse(settings, dialect, speech, conversation))
     write_sound(out, conversation.audio)

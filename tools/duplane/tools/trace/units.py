@@ -64,17 +64,16 @@ class Unit:
     edge: Half | None = None
     worker: Half | None = None
 
+    @property
+    def _halves(self) -> list[Half]:
+        """The halves that are there: at least one, the edge's first."""
+        return [half for half in (self.edge, self.worker) if half is not None]
+
     def _attribute(self, name: str, default: Any) -> Any:
-        for half in (self.edge, self.worker):
-            if half is not None and name in half.attributes:
+        for half in self._halves:
+            if name in half.attributes:
                 return half.attributes[name]
         return default
-
-    @property
-    def _whole(self) -> Half:
-        half = self.edge or self.worker
-        assert half is not None, "a unit has at least one half"
-        return half
 
     @property
     def session_id(self) -> str:
@@ -114,12 +113,13 @@ class Unit:
     @property
     def begin_ns(self) -> int:
         """The time at which the unit was received."""
-        return self._whole.begin_ns
+        return self._halves[0].begin_ns
 
     @property
     def lasted_ms(self) -> float:
         """The duration of the whole unit."""
-        return (self._whole.end_ns - self._whole.begin_ns) / 1e6
+        whole = self._halves[0]
+        return (whole.end_ns - whole.begin_ns) / 1e6
 
     def stages(self) -> list[UnitStage]:
         """Return all stages in their order, without gaps."""
@@ -128,7 +128,7 @@ class Unit:
         found: list[UnitStage] = []
         for stage in _stages("edge", self.edge):
             if stage.name == spans.WORKER:
-                found += self._worker_stages(stage)
+                found += self._worker_stages(stage, self.edge)
             elif stage.name == spans.SEND and self.worker is not None:
                 # The worker may receive the unit before the edge records that it was sent.
                 end_ns = max(stage.begin_ns, min(stage.end_ns, self.worker.begin_ns))
@@ -137,9 +137,8 @@ class Unit:
                 found.append(stage)
         return found
 
-    def _worker_stages(self, whole: UnitStage) -> Iterator[UnitStage]:
+    def _worker_stages(self, whole: UnitStage, edge: Half) -> Iterator[UnitStage]:
         """Divide the edge's stage `worker` into the network and the stages of the worker."""
-        assert self.edge is not None
         if self.worker is not None:
             begin_ns = min(whole.begin_ns, self.worker.begin_ns)
             yield UnitStage(NETWORK, "there", begin_ns, self.worker.begin_ns)
@@ -147,7 +146,7 @@ class Unit:
             yield UnitStage(NETWORK, "back", self.worker.end_ns, whole.end_ns)
             return
         begin_ns = whole.begin_ns
-        known = _stage_times(self.edge.attributes)
+        known = _stage_times(edge.attributes)
         for name, lasted_ns in known:
             yield UnitStage("worker", name, begin_ns, begin_ns + lasted_ns)
             begin_ns += lasted_ns

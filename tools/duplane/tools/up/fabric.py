@@ -137,7 +137,7 @@ def _leaves(group: ExceptionGroup[CommandError]) -> Iterator[CommandError]:
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     """Run until the first signal, then drain. A signal during the start ends it immediately."""
     start = asyncio.current_task()
-    assert start is not None
+    assert start is not None, "a coroutine runs in a task"
     interrupt = asyncio.create_task(_cancel_at_signal(start, shutdown))
     is_traced = settings.trace or settings.trace_out is not None
     show = _show_json if settings.log_format == "json" else _show_text

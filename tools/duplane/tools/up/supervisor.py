@@ -85,7 +85,7 @@ class Role:
             start_new_session=True,
         )
         try:
-            assert running.stdout
+            assert running.stdout, "it was started with a pipe"
             while line := await self._next_line(running.stdout):
                 self._on_line(line.decode(errors="replace").rstrip())
             return await running.wait()

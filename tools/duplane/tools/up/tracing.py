@@ -57,7 +57,7 @@ async def traced(
 
 async def _report(receiver: asyncio.subprocess.Process) -> str:
     """Stop the receiver and return its report; the report is empty if the receiver has failed."""
-    assert receiver.stdout
+    assert receiver.stdout, "it was started with a pipe"
     report = b""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
         receiver.send_signal(signal.SIGINT)
@@ -73,7 +73,7 @@ async def _report(receiver: asyncio.subprocess.Process) -> str:
 
 async def _exporter_settings(receiver: asyncio.subprocess.Process) -> dict[str, str]:
     """Return the standard settings with which a process exports its spans to the receiver."""
-    assert receiver.stdout
+    assert receiver.stdout, "it was started with a pipe"
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):
             while (line := await receiver.stdout.readline()) == _ALIVE:

@@ -123,16 +123,20 @@ class DeviceThread:
         self._ended.result()
 
     @property
+    def _started(self) -> ModelRunner:
+        if self._runner is None:
+            raise RuntimeError("the device thread has not loaded the model")
+        return self._runner
+
+    @property
     def constants(self) -> ModelConstants:
         """The constants of the loaded model."""
-        assert self._runner, "the device thread is started"
-        return self._runner.model.constants
+        return self._started.model.constants
 
     @property
     def memory_used_bytes(self) -> int:
         """The device memory in use at the latest cleanup."""
-        assert self._runner, "the device thread is started"
-        return self._runner.memory_used_bytes
+        return self._started.memory_used_bytes
 
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
         """Open the channel to a slot. Units may be queued before the conversation is open."""
@@ -146,8 +150,7 @@ class DeviceThread:
 
     @property
     def _preparer(self) -> Preparer:
-        assert self._runner, "the device thread is started"
-        return self._runner.preparer
+        return self._started.preparer
 
     async def prepare_conversation(
         self, channel: SlotChannel, options: ConversationOptions

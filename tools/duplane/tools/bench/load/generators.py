@@ -48,7 +48,7 @@ class Generators:
 
     async def __aexit__(self, *_: object) -> None:
         for process in self._processes:
-            assert process.stdin
+            assert process.stdin, "it was started with a pipe"
             process.stdin.close()
             try:
                 async with asyncio.timeout(_END_TIMEOUT_S):
@@ -93,12 +93,12 @@ class Generators:
 
 
 def _write(process: asyncio.subprocess.Process, value: object) -> None:
-    assert process.stdin
+    assert process.stdin, "it was started with a pipe"
     process.stdin.write(orjson.dumps(value) + b"\n")
 
 
 async def _read(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    assert process.stdout
+    assert process.stdout, "it was started with a pipe"
     line = await process.stdout.readline()
     if not line:
         raise CommandError(f"a generator ended with exit code {await process.wait()}")

@@ -299,7 +299,8 @@ class DuplexModel:
 
     def start_turn(self, slot: int) -> None:
         """Start the next turn of a conversation that `awaits_voice`; see `SpeechStage`."""
-        assert self._speech_stage, "the conversation has spoken"
+        if self._speech_stage is None:
+            raise ValueError("the model does not speak")
         self._speech_stage.start_turn(self.conversations[slot])
 
     @torch.inference_mode()

@@ -276,8 +276,8 @@ class Chats:
     def _speak(self, chats: Sequence[Chat]) -> Results:
         """Draw speech tokens for the chats' passages; decode the token chunks that are complete."""
         watch, parts = Stopwatch(self._device), self._parts
-        assert parts.talker, "it began the passages"
-        assert parts.vocoder, "it was primed"
+        if parts.talker is None or parts.vocoder is None:
+            raise ValueError("the model does not speak")
         speeches = [chat.speech for chat in chats if chat.speech is not None]
         drawn = advance(parts.talker, [speech.stream for speech in speeches])
         watch.lap("talker")

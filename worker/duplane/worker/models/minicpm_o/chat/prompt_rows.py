@@ -166,5 +166,6 @@ class EncodedSounds:
 
 
 def _encode_image(parts: ModelParts, image: PreparedImage) -> Tensor:
-    assert parts.vision, "the preparer has prepared the picture"
+    if parts.vision is None:
+        raise ValueError("the model refuses pictures")
     return parts.vision.encode([image])[0].flatten(0, 1)

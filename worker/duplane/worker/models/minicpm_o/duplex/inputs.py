@@ -18,7 +18,7 @@ from duplane.worker.models.minicpm_o.duplex.conversation import InputRows, Runni
 from duplane.worker.models.minicpm_o.loader import ModelParts
 from duplane.worker.models.minicpm_o.preparer_parts import PromptParts
 from duplane.worker.models.minicpm_o.types import PreparedImage
-from duplane.worker.models.minicpm_o.vision.layout import duplex_layout, tile_count
+from duplane.worker.models.minicpm_o.vision.layout import ImageMarks, duplex_layout, tile_count
 from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.types import ImageError, Unit, UnitFailure
 
@@ -34,8 +34,8 @@ class UnitInputs:
         self._audio, self._vision = parts.audio, parts.vision
         self._llm, self._tokens = parts.llm, parts.tokens
         self._marks: dict[str, int] = {}
+        self._image_marks = marks = ImageMarks() if parts.vision is None else parts.vision.marks
         if parts.vision is not None:
-            marks = parts.vision.marks
             names = (marks.image_start, marks.image_end, marks.slice_start, marks.slice_end)
             self._marks = {name: parts.tokens.id_of(name) for name in names}
         self._prompts = parts.prompts
@@ -91,7 +91,8 @@ class UnitInputs:
         Frames that are encoded already are left out. Of each unit's other frames, at most `most`
         are encoded.
         """
-        assert self._vision, "it prepared the frames"
+        if self._vision is None:
+            return  # `prepare_unit` has refused the frames
         images = [unit.images[len(unit.frame_embeds) :][:most] for unit in units]
         embeds = iter(self._vision.encode([image for own in images for image in own]))
         for unit, own in zip(units, images, strict=True):
@@ -147,8 +148,7 @@ class UnitInputs:
         self, image: PreparedImage, tiles: Tensor, marks: dict[str, Tensor]
     ) -> list[Tensor]:
         """Return the rows of one frame, in the order of its layout."""
-        assert self._vision, "it prepared the frames"
-        layout = duplex_layout(self._vision.marks, image.grid)
+        layout = duplex_layout(self._image_marks, image.grid)
         return [marks[part] if isinstance(part, str) else tiles[part] for part in layout]
 
 

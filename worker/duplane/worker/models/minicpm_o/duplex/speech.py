@@ -85,10 +85,10 @@ class SpeechStage:
         watch.lap("talker", "condition")
         starts = [self._talker.cache.length(unit.slot) for unit in units]
         drawn = self._talker.speak(requests)
-        for unit, tokens in zip(units, drawn, strict=True):
-            assert unit.conversation.speech, "only conversations with audio speak"
+        buffers = [unit.conversation.speech for unit in units if unit.conversation.speech]
+        for unit, tokens, buffer in zip(units, drawn, buffers, strict=True):
             unit.speech_tokens = tokens
-            cut = unit.conversation.speech.push(tokens, end_of_turn=unit.state.end_of_turn)
+            cut = buffer.push(tokens, end_of_turn=unit.state.end_of_turn)
             unit.chunks = deque(VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut)
         if self._probe is not None:
             for request, start, tokens in zip(requests, starts, drawn, strict=True):
