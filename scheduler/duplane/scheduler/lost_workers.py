@@ -65,9 +65,14 @@ class LostWorkers:
         """Return a lost worker, or None if the worker is not lost."""
         return self._lost.get(worker_id)
 
-    def registration_ended(self, worker: Worker, attached_s: float) -> None:
-        """Add a worker, unless it has announced its end."""
-        if worker.is_leaving:
+    def registration_ended(
+        self, worker: Worker, attached_s: float, attached: Iterable[Worker]
+    ) -> None:
+        """Add a worker, unless it has announced its end, or another was started in its place.
+
+        `attached` are the workers that are still registered.
+        """
+        if worker.is_leaving or any(_is_replacement(one, worker) for one in attached):
             return
         self._lost[worker.worker_id] = LostWorker(worker, attached_s, self._clock())
         self._unreported[worker.worker_id] = None
@@ -76,9 +81,8 @@ class LostWorkers:
 
     def registered(self, worker: Worker) -> None:
         """Remove a worker that is back, or in whose place another worker has started."""
-        address = worker.register.address
         for worker_id, lost in list(self._lost.items()):
-            if worker_id == worker.worker_id or lost.worker.register.address == address:
+            if worker_id == worker.worker_id or _is_replacement(worker, lost.worker):
                 self._remove(worker_id)
 
     async def run(self) -> NoReturn:
@@ -108,6 +112,11 @@ class LostWorkers:
         self._unreported.pop(worker_id, None)
         for listener in self.listeners:
             listener(worker_id)
+
+
+def _is_replacement(worker: Worker, former: Worker) -> bool:
+    """True if `worker` was registered later than `former`, at the same address."""
+    return worker.epoch > former.epoch and worker.register.address == former.register.address
 
 
 def _sessions(worker: Worker) -> str:

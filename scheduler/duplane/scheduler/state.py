@@ -303,8 +303,9 @@ class SchedulerState:
         self._update_candidate(worker.worker_id)
 
     def _remove_worker(self, worker: Worker) -> None:
-        self.lost_workers.registration_ended(worker, self.attached_s(worker.worker_id))
+        attached_s = self.attached_s(worker.worker_id)
         del self.workers[worker.worker_id], self._worker_since[worker.worker_id]
+        self.lost_workers.registration_ended(worker, attached_s, self.workers.values())
         self._void_numbers.pop(worker.worker_id, None)
         pool = worker.register.pool
         self._pools[pool].slots.remove(worker.worker_id)

@@ -189,8 +189,10 @@ class Watch:
             watcher.push(message)
 
     def _on_change(self, change: Change) -> None:
-        if isinstance(change, WorkerGone) and change.worker.is_leaving:
-            self._reports.pop(change.worker.worker_id, None)
+        if isinstance(change, WorkerGone):
+            worker_id = change.worker.worker_id
+            if not self._state.lost_workers.get(worker_id):
+                self._reports.pop(worker_id, None)
         if self._watchers:
             self._publish(self._message(change))
 

@@ -99,6 +99,26 @@ def test_worker_is_no_longer_lost_when_it_or_its_replacement_is_back(
 
 
 @pytest.mark.parametrize(
+    ("other", "is_lost"),
+    [
+        (worker("restarted", epoch=2), False),
+        (worker("restarted", "host:2", epoch=2), True),
+        (worker("earlier", epoch=0), True),
+    ],
+    ids=["same address", "another address", "registered earlier"],
+)
+def test_worker_whose_replacement_attached_before_its_registration_ended_is_not_lost(
+    other: Worker, is_lost: bool
+) -> None:
+    fabric, frozen = Fabric(), replace(worker(), is_silent=True)
+    fabric.attach(frozen)
+    fabric.attach(other)
+    fabric.end(frozen)
+    assert bool(fabric.lost.get("w")) == is_lost
+    assert fabric.gauge == is_lost
+
+
+@pytest.mark.parametrize(
     ("flags", "reason"),
     [
         ({"is_silent": True}, "it sent no more reports, and its connection was closed"),
