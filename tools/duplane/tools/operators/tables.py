@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -25,7 +25,7 @@ _LEASABLE = (
     registry_pb2.SLOT_STATE_CLEANING,
 )
 _NO_WORKER = "; no worker serves, so sessions wait"
-_SLOT_COLUMNS = ("free", "granted", "occupied", "cleaning", "broken", "unusable")
+_SLOT_COLUMNS = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
 
 
 def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
@@ -37,7 +37,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         for slot in status.worker.slots
         if slot.cannot_move
     }
-    granted = {(lease.claims.worker_id, lease.claims.slot) for lease in state.leases}
+    leases = {(lease.claims.worker_id, lease.claims.slot): lease for lease in state.leases}
     serves = any(
         _worker_state(worker) == "ready" and any(slot.state in _LEASABLE for slot in slots)
         for worker in state.workers
@@ -52,7 +52,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         (
             f"workers: {len(state.workers)}{'' if serves else _NO_WORKER}",
             ("worker", "state", *_SLOT_COLUMNS, "pool", "labels", "address"),
-            (_worker(worker, granted) for worker in state.workers),
+            (_worker(worker, leases) for worker in state.workers),
         ),
         (
             f"leases: {len(state.leases)}",
@@ -99,11 +99,14 @@ def _scheduler(view: SchedulerView) -> Sequence[str]:
     return (view.address, state, *map(str, counts))
 
 
-def _worker(status: admin_pb2.WorkerStatus, granted: Collection[tuple[str, int]]) -> Sequence[str]:
+def _worker(
+    status: admin_pb2.WorkerStatus, leases: Mapping[tuple[str, int], admin_pb2.LeaseStatus]
+) -> Sequence[str]:
+    """Return the row of a worker; `leases` has the leases by worker id and slot."""
     register = status.worker
     state = _worker_state(status)
     counts = Counter(
-        _slot_state(slot, state == "ready", (register.worker_id, slot.slot) in granted)
+        _slot_state(slot, state == "ready", leases.get((register.worker_id, slot.slot)))
         for slot in register.slots
     )
     slots = (str(counts[name]) for name in _SLOT_COLUMNS)
@@ -121,13 +124,15 @@ def _worker_state(status: admin_pb2.WorkerStatus) -> str:
     return next((name for is_so, name in states if is_so), "ready")
 
 
-def _slot_state(slot: registry_pb2.SlotReport, is_ready: bool, is_granted: bool) -> str:
-    """Return the column that counts a slot. A slot is free only if a session can begin there."""
+def _slot_state(
+    slot: registry_pb2.SlotReport, is_ready: bool, lease: admin_pb2.LeaseStatus | None
+) -> str:
+    """Return the column that counts a slot, by the rule of the metric `duplane_slots`."""
     if slot.state in _SLOT_STATES:
         return _SLOT_STATES[slot.state]
-    if is_granted:
-        return "granted"
-    return "free" if is_ready else "unusable"
+    if lease:
+        return "occupied" if lease.is_claimed else "granted"
+    return "free" if is_ready else "unavailable"
 
 
 def _lease(lease: admin_pb2.LeaseStatus, unmovable: Collection[str]) -> Sequence[str]:

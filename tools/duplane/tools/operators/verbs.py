@@ -34,8 +34,8 @@ def status(
     stopped it, and stays listed for ten minutes.
 
     Its slots: `free` can be granted now; `granted` are not yet claimed; `occupied` have a session;
-    `cleaning` are being freed after one; `broken` could not be freed; `unusable` are the free slots
-    of a worker that is not `ready`.
+    `cleaning` are being freed after one; `broken` could not be freed; `unavailable` are the free
+    slots of a worker that is not `ready`.
 
     A lease is `granted` until its session has begun at the worker, then `claimed`, or `cannot move`
     if its session would end with its worker. `held s` and `waited s` are the seconds so far;
