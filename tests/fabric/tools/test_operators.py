@@ -16,6 +16,7 @@ from support.scheduler.scheduler_harness import CHAT, CLEANING, FREE, SchedulerH
 from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 
+from duplane.fabric.process import EXIT_INTERRUPTED
 from duplane.tools.operators import draining
 
 
@@ -178,6 +179,25 @@ async def test_drain_and_stop_wait_until_the_worker_has_ended() -> None:
         await worker.leave()
         code, output = await draining
         assert (code, output.splitlines()[-1]) == (0, "worker w1 has ended")
+
+
+@pytest.mark.slow
+async def test_drain_that_is_interrupted_does_not_exit_as_if_the_worker_had_no_session() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        await worker.claim(await (await harness.caller()).granted())
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "duplane.tools", "drain", "w1", "--wait"),
+            *("--scheduler", harness.address),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout
+        async with asyncio.timeout(2 * WITHIN_S):
+            while not (await process.stdout.readline()).startswith(b"sessions of worker w1: 1"):
+                pass
+            process.send_signal(signal.SIGINT)
+            await process.communicate()
+        assert process.returncode == EXIT_INTERRUPTED
 
 
 async def test_drain_that_waits_fails_if_the_worker_is_lost() -> None:

@@ -70,11 +70,14 @@ def drain(
     wait: Annotated[bool, Parameter(negative=())] = False,
     stop: Annotated[bool, Parameter(negative=())] = False,
     undo: Annotated[bool, Parameter(negative=())] = False,
-) -> None:
+) -> int:
     """Ask a worker to accept no more sessions.
 
     Its duplex sessions move to other workers with the same model as soon as these have free slots.
     Until then they continue, as its chats do.
+
+    Exit code: 0 if done, with --wait if the worker has no session; 1 if not; 130 after Ctrl-C,
+    which ends the wait but does not take the drain back.
 
     Parameters
     ----------
@@ -91,6 +94,7 @@ def drain(
         Take a drain back: the worker accepts sessions again. Sessions that have moved stay where
         they are.
     """
+    from duplane.fabric.process import EXIT_INTERRUPTED
     from duplane.tools.operators import draining
 
     _check(schedulers)
@@ -104,6 +108,8 @@ def drain(
         asyncio.run(work)
     except KeyboardInterrupt:
         sys.stdout.write("\n")
+        return EXIT_INTERRUPTED
+    return 0
 
 
 def _show_line(text: str) -> None:
