@@ -35,6 +35,29 @@ async def until_health(channel: grpc.aio.Channel, status: Any) -> None:
                 return
 
 
+async def test_scheduler_that_has_not_read_etcd_does_not_answer_that_there_is_no_worker(
+    etcd: EtcdCluster, prefix: str
+) -> None:
+    async with (
+        FaultProxy(etcd.addresses[0]) as proxy,
+        SchedulerHarness.running(store=etcd.url(prefix)) as other,
+    ):
+        await other.worker("w1")
+        proxy.hold()
+        store = etcd.url(prefix).replace(etcd.addresses[0], proxy.address)
+        async with SchedulerHarness.running(store=store) as scheduler:
+            stub: Any = admin_pb2_grpc.AdminServiceStub(await scheduler.channel())
+            for asked in (
+                stub.Watch(admin_pb2.WatchRequest(), timeout=0.3).read(),
+                stub.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=0.3),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as unanswered:
+                    await asked
+                assert unanswered.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            proxy.let_go()
+            assert list((await scheduler.operator()).workers) == ["w1"]
+
+
 async def test_scheduler_without_etcd_is_not_ready_until_it_is_back(
     etcd: EtcdCluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,10 +70,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Return a page. Abort an invalid call, and any call while the state may be out of date."""
         try:
             check_page(request.page_size, request.page_token)
-            self._watch.require_accepted()
+            await self._until_known()
         except FabricError as error:
             await abort(context, error)
         return await pages.page(request.page_size, request.page_token)
+
+    async def _until_known(self) -> None:
+        """Wait until the state is known. Raises UNAVAILABLE while it may be out of date."""
+        self._watch.require_accepted()
+        await self._store.until_read()
 
     # This method writes its responses and does not yield them, so that a cancelled call stops
     # immediately.
@@ -84,6 +89,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         del request
         try:
+            await self._until_known()
             async with contextlib.aclosing(self._watch.steps()) as steps:
                 async for step in steps:
                     await context.write(step)

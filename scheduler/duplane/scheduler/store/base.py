@@ -217,6 +217,10 @@ class LeaseStore(ABC):
         """
 
     @abstractmethod
+    async def until_read(self) -> None:
+        """Wait until the facts from before the start of this scheduler are published."""
+
+    @abstractmethod
     async def until_whole(self) -> None:
         """Wait while only a part of a large change has been published.
 

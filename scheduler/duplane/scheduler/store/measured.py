@@ -80,6 +80,9 @@ class MeasuredStore(LeaseStore):
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         self._store.subscribe(listener)
 
+    async def until_read(self) -> None:
+        await self._store.until_read()
+
     async def until_whole(self) -> None:
         await self._store.until_whole()
 

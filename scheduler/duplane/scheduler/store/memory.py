@@ -68,6 +68,9 @@ class MemoryStore(LeaseStore):
             listener(GrantPut(self._revision, grant))
         self._listeners.append(listener)
 
+    async def until_read(self) -> None:
+        """Return immediately, because this store begins without facts."""
+
     async def until_whole(self) -> None:
         """Return immediately, because this store publishes each change as a whole."""
 

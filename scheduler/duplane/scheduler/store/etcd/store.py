@@ -107,6 +107,9 @@ class EtcdStore(LeaseStore):
             listener(change)
         self._mirror.listeners.append(listener)
 
+    async def until_read(self) -> None:
+        await self._mirror.reached(1)
+
     async def until_whole(self) -> None:
         await self._mirror.until_whole()
 
