@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 
 from duplane.fabric.process import EXIT_INTERRUPTED
+from duplane.tools.command import CommandError
 from duplane.tools.operators import draining
 
 
@@ -157,28 +159,88 @@ async def test_drain_waits_until_the_worker_has_no_session() -> None:
     async with SchedulerHarness.running() as harness:
         worker = await harness.worker("w1")
         await worker.claim(await (await harness.caller()).granted())
-        draining = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
+        waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
         await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
         await worker.report(is_draining=True)
         operator = await harness.operator()
         await operator.until(lambda seen: seen.workers["w1"].report.is_draining)
-        assert not draining.done()
+        assert not waiting.done()
         worker.slots[0].state = FREE
         worker.slots[0].lease_id = ""
         await worker.report(is_draining=True)
-        code, output = await draining
+        code, output = await waiting
         assert (code, output.splitlines()[-1]) == (0, "worker w1 has no session")
 
 
-async def test_drain_and_stop_wait_until_the_worker_has_ended() -> None:
+async def test_drain_and_stop_wait_until_the_worker_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining, "_DETACHED_S", 0.0)
     async with SchedulerHarness.running() as harness:
         worker = await harness.worker("w1")
         command = ("drain", "w1", "--stop", "--wait", "--scheduler", harness.address)
-        draining = asyncio.create_task(run(*command))
+        waiting = asyncio.create_task(run(*command))
         await worker.until(lambda: any(one.drain.is_stop for one in worker.received))
         await worker.leave()
-        code, output = await draining
+        code, output = await waiting
         assert (code, output.splitlines()[-1]) == (0, "worker w1 has ended")
+
+
+async def test_drain_waits_on_while_a_scheduler_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = queue.SimpleQueue[str]()  # what each look at the worker finds
+    look = draining._look
+
+    async def noted_look(schedulers: Sequence[str], worker_id: str) -> Any:
+        try:
+            found = await look(schedulers, worker_id)
+        except CommandError as error:
+            looks.put(str(error))
+            raise
+        looks.put("attached")
+        return found
+
+    async def until_found(text: str) -> None:
+        while text not in await asyncio.to_thread(looks.get, timeout=WITHIN_S):
+            pass
+
+    monkeypatch.setattr(draining, "_look", noted_look)
+    monkeypatch.setattr(draining, "_INTERVAL_S", 0.02)
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        await worker.claim(await (await harness.caller()).granted())
+        waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
+        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        await worker.report(is_draining=True)
+        await until_found("attached")
+        await worker.vanish()
+        await until_found("was lost")
+        await harness.stop()
+        await until_found("no scheduler answers")
+        await harness.start()
+        await until_found("has ended")
+        worker.register.is_draining = True
+        await worker.attach_again()
+        await until_found("attached")
+        worker.slots[0].state = FREE
+        worker.slots[0].lease_id = ""
+        await worker.report(is_draining=True)
+        code, output = await waiting
+    assert (code, output.splitlines()[-1]) == (0, "worker w1 has no session")
+
+
+async def test_drain_that_waits_fails_if_no_scheduler_answers_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining, "_SILENT_S", 0.0)
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        await worker.claim(await (await harness.caller()).granted())
+        waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
+        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        await harness.stop()
+        code, output = await waiting
+    assert code == 1
+    assert "duplane: no scheduler answers" in output
 
 
 @pytest.mark.slow
@@ -200,14 +262,17 @@ async def test_drain_that_is_interrupted_does_not_exit_as_if_the_worker_had_no_s
         assert process.returncode == EXIT_INTERRUPTED
 
 
-async def test_drain_that_waits_fails_if_the_worker_is_lost() -> None:
+async def test_drain_that_waits_fails_if_the_worker_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining, "_DETACHED_S", 0.0)
     async with SchedulerHarness.running() as harness:
         worker = await harness.worker("w1")
         command = ("drain", "w1", "--stop", "--wait", "--scheduler", harness.address)
-        draining = asyncio.create_task(run(*command))
+        waiting = asyncio.create_task(run(*command))
         await worker.until(lambda: any(one.drain.is_stop for one in worker.received))
         await worker.vanish()
-        code, output = await draining
+        code, output = await waiting
         assert code == 1
         assert "duplane: worker w1 was lost: its connection" in output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,10 @@ from duplane.tools.operators.snapshots import TIMEOUT_S, merge, read_fabric
 _Answer = TypeVar("_Answer")
 
 _INTERVAL_S = 0.5  # between two looks at the worker
+# A scheduler that restarts does not answer, and then its workers are not attached for a moment. So
+# a command fails only if no scheduler answers, or the worker is not attached, for these times.
+_SILENT_S = 15.0
+_DETACHED_S = 5.0
 _UNDRAIN_TIMEOUT_S = 5.0  # in which a worker that takes its drain back reports so
 _HELD = (registry_pb2.SLOT_STATE_OCCUPIED, registry_pb2.SLOT_STATE_CLEANING)
 
@@ -55,14 +60,14 @@ async def undrain(
     """Take a drain back. Raises CommandError, also if the worker still drains."""
     request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
     await _administer(schedulers, lambda stub: stub.UndrainWorker(request, timeout=TIMEOUT_S))
-    try:
-        async with asyncio.timeout(_UNDRAIN_TIMEOUT_S):
-            await _until_undrained(schedulers, worker_id)
-    except TimeoutError:
-        raise CommandError(
-            f"worker {worker_id} still drains: its process ends, its device is stuck, or it is of a"
-            " release that takes no drain back"
-        ) from None
+    deadline = time.monotonic() + _UNDRAIN_TIMEOUT_S
+    while (await _worker(schedulers, worker_id))[0].is_draining:
+        if time.monotonic() > deadline:
+            raise CommandError(
+                f"worker {worker_id} still drains: its process ends, its device is stuck, or it is"
+                " of a release that takes no drain back"
+            )
+        await asyncio.sleep(_INTERVAL_S)
     show(f"worker {worker_id} accepts sessions again\n")
 
 
@@ -93,8 +98,6 @@ async def _until_drained(
         except _EndedError:
             show(f"worker {worker_id} has ended\n")
             return
-        if status.HasField("lost_duration"):
-            raise CommandError(f"worker {worker_id} was lost: {status.lost_reason}")
         if not status.is_draining:
             raise CommandError(f"worker {worker_id} no longer drains: the drain was taken back")
         # Until the worker has reported that it drains, it may accept a lease that was granted.
@@ -110,24 +113,42 @@ async def _until_drained(
         await asyncio.sleep(_INTERVAL_S)
 
 
-async def _until_undrained(schedulers: Sequence[str], worker_id: str) -> None:
-    while True:
-        status, _ = await _worker(schedulers, worker_id)
-        if not status.is_draining:
-            return
-        await asyncio.sleep(_INTERVAL_S)
+class _DetachedError(CommandError):
+    """The worker is not attached."""
 
 
-class _EndedError(CommandError):
+class _EndedError(_DetachedError):
     """The worker is not listed."""
 
 
 async def _worker(schedulers: Sequence[str], worker_id: str) -> tuple[admin_pb2.WorkerStatus, int]:
+    """Return an attached worker as `_look` does, also if a scheduler restarts meanwhile.
+
+    Raises CommandError.
+    """
+    failure: type[CommandError] | None = None  # of the last look
+    since = 0.0
+    while True:
+        try:
+            return await _look(schedulers, worker_id)
+        except CommandError as error:
+            now = time.monotonic()
+            if failure is not type(error):
+                failure, since = type(error), now
+            is_detached = isinstance(error, _DetachedError)
+            if now - since >= (_DETACHED_S if is_detached else _SILENT_S):
+                raise
+        await asyncio.sleep(_INTERVAL_S)
+
+
+async def _look(schedulers: Sequence[str], worker_id: str) -> tuple[admin_pb2.WorkerStatus, int]:
     """Return a worker, and the number of its slots that are granted, held or being cleaned."""
     state = merge(await read_fabric(schedulers))
-    for status in state.workers:
-        if status.worker.worker_id == worker_id:
-            held = {slot.slot for slot in status.worker.slots if slot.state in _HELD}
-            leased = (one.claims for one in state.leases if one.claims.worker_id == worker_id)
-            return status, len(held | {claims.slot for claims in leased})
-    raise _EndedError(f"worker {worker_id} has ended")
+    status = next((one for one in state.workers if one.worker.worker_id == worker_id), None)
+    if status is None:
+        raise _EndedError(f"worker {worker_id} has ended")
+    if status.HasField("lost_duration"):
+        raise _DetachedError(f"worker {worker_id} was lost: {status.lost_reason}")
+    held = {slot.slot for slot in status.worker.slots if slot.state in _HELD}
+    leased = (one.claims for one in state.leases if one.claims.worker_id == worker_id)
+    return status, len(held | {claims.slot for claims in leased})
