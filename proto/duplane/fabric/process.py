@@ -49,7 +49,7 @@ class Shutdown:
 
     @property
     def is_draining(self) -> bool:
-        """True from the first signal on."""
+        """True once a drain is requested."""
         return self._drain.is_set()
 
     def drain(self) -> None:
@@ -57,7 +57,7 @@ class Shutdown:
         self._drain.set()
 
     async def wait(self) -> None:
-        """Wait for the first signal."""
+        """Wait until a drain is requested."""
         await self._drain.wait()
 
 
@@ -96,9 +96,12 @@ async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) ->
     loop = asyncio.get_running_loop()
     shutdown = Shutdown()
     task = asyncio.create_task(main(shutdown))
+    is_signalled = False  # a drain may also be requested without a signal
 
     def on_signal() -> None:
-        if not shutdown.is_draining:
+        nonlocal is_signalled
+        if not is_signalled:
+            is_signalled = True
             shutdown.drain()
         elif not task.cancelling():
             task.cancel()

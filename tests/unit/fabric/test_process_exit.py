@@ -87,3 +87,29 @@ def test_signals_after_the_second_do_not_interrupt_the_cleanup() -> None:
         output, _ = process.communicate("continue\n", timeout=60)
     assert output == "is clean\n"
     assert process.returncode == EXIT_INTERRUPTED
+
+
+STOPPED = """
+import asyncio, os, signal, sys
+from duplane.fabric import process
+
+async def main(shutdown):
+    shutdown.drain()  # an operator stops this process
+    is_handled = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, is_handled.set)
+    for count in (1, 2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGWINCH)  # handled after the signal before
+        await is_handled.wait()
+        is_handled.clear()
+        print(f"goes on after signal {count}")
+
+sys.exit(process.run(main))
+"""
+
+
+def test_first_signal_does_not_cancel_a_drain_that_an_operator_has_begun() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.returncode) == ("goes on after signal 1\n", EXIT_INTERRUPTED)
