@@ -18,8 +18,10 @@ Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.Atta
 class WorkerStream:
     """The messages that wait for one worker, and the error that ends its stream.
 
-    At most one revoke for each slot waits, and one message of each other kind. A newer message
-    replaces the waiting one, because it has everything that the worker still needs.
+    At most one revoke for each slot waits, and one message of each other kind. `drain` and
+    `undrain` are one kind. A newer message replaces the waiting one, because it has everything
+    that the worker still needs. It keeps the place of the waiting one, so that no message that is
+    often replaced waits forever.
 
     `write_messages` and `raise_failure` run concurrently as long as the stream lasts.
     """
@@ -37,7 +39,8 @@ class WorkerStream:
 
     def send(self, message: registry_pb2.AttachResponse) -> None:
         """Queue a message."""
-        key = (message.WhichOneof("message"), message.revoke.slot)  # slot 0 if it is no revoke
+        kind = message.WhichOneof("message")
+        key = ("drain" if kind == "undrain" else kind, message.revoke.slot)  # slot 0: no revoke
         waiting = self._outbox.get(key)
         if waiting is None or not _is_covered(message.revoke, waiting.revoke):
             self._outbox[key] = message

@@ -93,6 +93,18 @@ async def test_messages_that_a_worker_does_not_read_are_bounded_and_none_is_lost
     assert second == revoke(1, 1999, "lease 1999")
 
 
+async def test_of_requests_to_drain_and_to_serve_again_only_the_last_one_is_sent() -> None:
+    stream = new_stream()
+    drain = registry_pb2.AttachResponse(drain=registry_pb2.Drain())
+    undrain = registry_pb2.AttachResponse(undrain=registry_pb2.Undrain())
+    for message in (drain, undrain, drain):
+        stream.send(message)
+    assert await received(stream, 1) == [drain]
+    for message in (drain, undrain):
+        stream.send(message)
+    assert await received(stream, 1) == [undrain]
+
+
 async def test_stream_of_a_worker_that_does_not_read_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
