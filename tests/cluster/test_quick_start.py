@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -15,7 +16,11 @@ import pytest
 from support.debian_programs import debian_program
 from support.fabric.hosts import Host, Network, why_no_hosts
 from support.paths import ROOT
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.full_etcd import QUOTA_BYTES, QUOTA_FLAGS, fill
 from support.time_limits import until
+
+from duplane.scheduler.etcd.client import EtcdClient
 
 pytestmark = pytest.mark.timing
 
@@ -67,6 +72,32 @@ async def test_the_commands_of_the_page_start_a_fabric(network: Network, tmp_pat
     code = await wait(talking)
     logs = f"{(tmp_path / 'servers.log').read_text()}\n{output.read_text()}"
     assert code == 0, logs
+
+
+@pytest.mark.slow
+async def test_the_commands_of_the_page_make_room_on_every_member(tmp_path: Path) -> None:
+    etcdctl = Path(debian_program("etcdctl", "etcd-client"))
+    commands = re.findall(
+        r"^### Make room in etcd\n.*?^```sh\n(.*?)^```$",
+        (ROOT / "docs/cluster.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )[0]
+    async with EtcdCluster.running(tmp_path, 3, flags=QUOTA_FLAGS) as etcd:
+        clients = [EtcdClient([address]) for address in etcd.addresses]
+        await fill(clients[0])
+        assert await clients[0].alarms()
+        for ip, address in zip(("1", "2", "3"), etcd.addresses, strict=True):
+            commands = commands.replace(f"10.77.0.{ip}:2379", address)
+        path = f"{etcdctl.parent}:{os.environ['PATH']}"
+        await asyncio.to_thread(
+            subprocess.run, ["sh", "-ec", commands], check=True, env={"PATH": path}
+        )
+        for client in clients:
+            await client.put(b"/key", b"value")
+            assert not await client.alarms()
+            await client.close()
+        for member in etcd.members:
+            assert member.database_bytes() < QUOTA_BYTES / 2
 
 
 async def is_listening(client: Host, ip: str, port: int) -> bool:

@@ -66,6 +66,12 @@ class Member:
         """Return whether the member reports that its cluster executes requests."""
         return b'"true"' in self._page("health")
 
+    def database_bytes(self) -> float:
+        """Return the size of the member's database file."""
+        lines = self._page("metrics").decode().splitlines()
+        name = "etcd_mvcc_db_total_size_in_bytes "
+        return next(float(line.split()[1]) for line in lines if line.startswith(name))
+
     def _page(self, name: str) -> bytes:
         try:
             with urllib.request.urlopen(f"{self._metrics}/{name}", timeout=1) as page:

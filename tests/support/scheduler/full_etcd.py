@@ -1,4 +1,4 @@
-"""Fills an etcd cluster of one member up to its quota, and makes room again as an operator does."""
+"""Fills an etcd cluster up to its quota, and makes room again in a cluster of one member."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from support.time_limits import WITHIN_S
 from duplane.scheduler.etcd.client import EtcdClient, FullError
 from duplane.scheduler.etcd.v3 import etcd_pb2
 
-QUOTA_FLAGS = ("--quota-backend-bytes", "1000000")
+QUOTA_BYTES = 1_000_000
+QUOTA_FLAGS = ("--quota-backend-bytes", str(QUOTA_BYTES))
 _KEY = b"/filling"
 _VALUE = bytes(100_000)
 
