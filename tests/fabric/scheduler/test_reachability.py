@@ -158,19 +158,23 @@ async def test_caller_is_granted_a_worker_that_it_avoids_only_without_another() 
 
 
 async def test_caller_gets_a_worker_that_it_avoids_after_this_worker_was_restarted() -> None:
-    async with SchedulerHarness.running() as harness:
+    # No worker becomes silent, and no time limit ends, while the test waits.
+    async with SchedulerHarness.running(report_interval_s=60) as harness:
         busy = await harness.worker("busy")
         await busy.claim(await (await harness.caller()).granted())
         one = await harness.worker("one")
         lost = await (await harness.caller()).granted()
         assert lost.worker_id == "one"
         avoiding = await harness.caller(
-            avoided_worker_ids=["one"], avoided_worker_incarnations=[lost.worker_incarnation]
+            avoided_worker_ids=["one"],
+            avoided_worker_incarnations=[lost.worker_incarnation],
+            avoided_duration=to_duration(60),
         )
         await avoiding.stands(1)
         await one.vanish()
         await harness.worker("one", incarnation="one/2")
-        assert (await avoiding.granted()).worker_id == "one"
+        async with asyncio.timeout(WITHIN_S):  # each message ends the time limit of one `read`
+            assert (await avoiding.granted()).worker_id == "one"
 
 
 @pytest.mark.timing

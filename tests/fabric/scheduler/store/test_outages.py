@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 import pytest
@@ -16,10 +16,11 @@ from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.store.base import Change, Offer, Ticket, WorkerGone
+from duplane.scheduler.store.base import Change, DrainRequest, Offer, Ticket, WorkerGone
 from duplane.scheduler.store.etcd import store as etcd_store
 from duplane.scheduler.store.etcd.store import EtcdStore
 
+DRAIN, STOP, UNDRAIN = DrainRequest.DRAIN, DrainRequest.STOP, DrainRequest.UNDRAIN
 _names = itertools.count()
 
 
@@ -118,6 +119,40 @@ async def test_operation_that_is_asked_for_again_waits_once(one: Scheduler) -> N
     assert not store.facts.tickets
     assert store.facts.workers["w"].is_drain_requested
     assert store.facts.workers["w"].is_unreachable
+    await store.unregister("w", worker.epoch)
+
+
+@pytest.mark.parametrize(
+    ("asked", "last"),
+    [
+        ((DRAIN, STOP), STOP),
+        ((STOP, UNDRAIN), STOP),
+        ((DRAIN, UNDRAIN), UNDRAIN),
+        ((DRAIN, UNDRAIN, DRAIN), DRAIN),
+    ],
+)
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_last_of_the_drain_requests_that_wait_is_written(
+    one: Scheduler, asked: Sequence[DrainRequest], last: DrainRequest, *, is_sent: bool
+) -> None:
+    """If `is_sent`, the transaction of the first request is on its way to etcd."""
+    store = one.store
+    worker = await store.register(register_message())
+    assert worker
+    first, *later = asked
+    one.etcd.hang()
+    waiting = [asyncio.create_task(store.drain("w", first))]
+    if is_sent:
+        await one.etcd.asked()
+    waiting += [asyncio.create_task(store.drain("w", request)) for request in later]
+    if not is_sent:
+        await one.etcd.asked()
+    await asyncio.sleep(0)  # the tasks ask
+    assert store.waiting_count == 1
+    one.etcd.recover()
+    async with asyncio.timeout(WITHIN_S):
+        assert all(await asyncio.gather(*waiting))
+    assert store.facts.workers["w"].drain_request is last
     await store.unregister("w", worker.epoch)
 
 

@@ -31,6 +31,7 @@ from duplane.scheduler.store.base import (
 from duplane.scheduler.store.etcd import operations
 from duplane.scheduler.store.etcd.commits import Commits
 from duplane.scheduler.store.etcd.contact import Contact
+from duplane.scheduler.store.etcd.drains import Drains
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import Mirror
@@ -84,6 +85,7 @@ class EtcdStore(LeaseStore):
         self._postponed = Postponed(self._contact)
         self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
         self._commits = Commits(self._client, self._mirror, self._session)
+        self._drains = Drains(self._commits, self._begin)
         self._write_check = WriteCheck(self._client, self.facts.keys.barrier)
         self._deadlines = ClaimDeadlines(self.facts.grant_of)
         self._has_new_deadline = asyncio.Event()
@@ -177,9 +179,7 @@ class EtcdStore(LeaseStore):
         return await self._commit(lambda facts: operations.report(facts, worker))
 
     async def drain(self, worker_id: str, request: DrainRequest = DrainRequest.DRAIN) -> bool:
-        return await self._commit(
-            lambda facts: operations.drain(facts, worker_id, request), ("drain", worker_id)
-        )
+        return await self._contact.wait(self._drains.begin(worker_id, request))
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
         return await self._commit(
