@@ -117,7 +117,7 @@ class Moves:
         self._continuity = continuity
         self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
         self._lateness = Lateness()
-        self._is_opening_suspect = False  # a worker was lost while it had the settings
+        self._is_opening_suspect = False  # a worker was lost while it opened the conversation
 
     def _fire(self, event: MoveEvent) -> MovePhase:
         """Change the phase, before any other change. Return the former phase."""
@@ -138,10 +138,11 @@ class Moves:
 
         It cannot without a whole journal, or if it has lost too many workers lately. A worker with
         another model was not lost, so it does not count as a loss. Settings that a lost worker had
-        may be the cause of its loss, so only one more worker gets them before it has opened.
+        may be the cause of its loss, so it cannot leave a second worker that is lost before it
+        has opened. The settings do not make a worker shut down.
         """
         if self.phase in EARLY:
-            is_suspect = self.phase is MovePhase.OPENING and self._is_opening_suspect
+            is_suspect = self._is_opening_suspect and _blames_opening(self.phase, cause)
             is_movable = self.journal.is_whole and not is_suspect
         else:
             is_movable = self.phase in MOVABLE
@@ -261,7 +262,7 @@ class Moves:
             self._effects.append(ReportUnreachable(self.present.granted))
         if before not in PREPARING:
             self._begin(cause)
-        self._is_opening_suspect |= before is MovePhase.OPENING
+        self._is_opening_suspect |= _blames_opening(before, cause)
         self.attempt.cause = cause
         self.attempt.silent_since = self.attempt.silent_since or now
         return self._take_back()
@@ -517,6 +518,11 @@ class Moves:
                 attempt.slot.granted.worker_id,
             )
         )
+
+
+def _blames_opening(phase: MovePhase, cause: MoveCause) -> bool:
+    """Return whether the settings may be the cause of the loss of a worker in this phase."""
+    return phase is MovePhase.OPENING and cause is not MoveCause.SHUTDOWN
 
 
 def _seconds_since(begin: Moment | None, now: Moment) -> float:

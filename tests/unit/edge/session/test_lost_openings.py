@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.edge.moved_play import LIMITS, LOST, SHORT, Play
 
@@ -12,9 +14,7 @@ from duplane.edge.session.move_table import MoveOutcome, MovePhase
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 PREPARE = '{"type":"prepare"}'
-REVOKED = session_pb2.ConverseResponse(
-    closed=session_pb2.Closed(reason=session_pb2.CLOSE_REASON_REVOKED)
-)
+Ends = Callable[[Play], None]
 
 
 @pytest.fixture
@@ -29,13 +29,21 @@ def play() -> Play:
 
 def revoke(play: Play) -> None:
     """Let the worker close the session because its lease is void."""
-    play.respond(REVOKED)
+    _close(play, session_pb2.CLOSE_REASON_REVOKED)
+
+
+def shut_down(play: Play) -> None:
+    """Let the worker close the session because it shuts down."""
+    _close(play, session_pb2.CLOSE_REASON_SHUTDOWN)
+
+
+def _close(play: Play, reason: session_pb2.CloseReason) -> None:
+    play.respond(session_pb2.ConverseResponse(closed=session_pb2.Closed(reason=reason)))
     play.present = None
 
 
 @pytest.mark.parametrize("lose", [Play.lose, revoke])
-def test_another_worker_opens_the_conversation(play: Play, lose: object) -> None:
-    assert callable(lose)
+def test_another_worker_opens_the_conversation(play: Play, lose: Ends) -> None:
     play.chunk()
     lose(play)
     assert play.session.closed is None
@@ -118,6 +126,17 @@ def test_settings_that_two_workers_lost_end_the_session(play: Play) -> None:
     play.lose()
     assert play.session.closed
     assert play.session.closed.reason is CloseReason.FAILED
+
+
+@pytest.mark.parametrize("ends", [(shut_down, Play.lose), (Play.lose, shut_down)])
+def test_settings_are_not_blamed_for_a_shutdown(play: Play, ends: tuple[Ends, Ends]) -> None:
+    for end in ends:
+        end(play)
+        play.claim()
+        assert play.session.take(play.now)
+    assert play.session.closed is None
+    play.lose()
+    assert play.session.closed
 
 
 def test_silent_worker_is_left_only_by_the_time_limit(play: Play) -> None:
