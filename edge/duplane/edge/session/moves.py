@@ -164,6 +164,7 @@ class Moves:
     def opened(self, opened: session_pb2.Opened, now: Moment) -> None:
         """Record that the first worker has opened the conversation, and begin the journal."""
         self._fire(MoveEvent.OPENED)
+        self.present.owed_s = None
         if self.journal.opening:
             self.journal.open(self.journal.opening, opened)
         if not self.journal.is_whole:
@@ -210,8 +211,12 @@ class Moves:
         return sent
 
     def heard(self, now: Moment) -> None:
-        """Record a message of the present worker that is not the outcome of a unit."""
-        self.present.owed_s = now.monotonic_s if self.queue.sent else None
+        """Record a message of the present worker that is not the outcome of a unit.
+
+        Until the worker has opened the conversation, it still owes this answer: see `opened`.
+        """
+        is_owed = self.queue.sent or self.phase is MovePhase.OPENING
+        self.present.owed_s = now.monotonic_s if is_owed else None
 
     def drains(self) -> None:
         """Prepare to leave the present worker, because it drains.

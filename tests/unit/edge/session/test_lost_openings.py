@@ -152,6 +152,15 @@ def test_watch_finds_a_worker_that_does_not_open(play: Play) -> None:
     assert play.moves.phase is MovePhase.OPENING, "only a worker that hangs is left"
 
 
+def test_watch_finds_a_draining_worker_that_does_not_open(play: Play) -> None:
+    play.drain()
+    play.wait(2.0)
+    assert list(play.moves.overdue_slots(1.0, play.now)) == [play.moves.present]
+    play.respond(session_pb2.ConverseResponse(opened=session_pb2.Opened(model_digest="m")))
+    play.wait(2.0)
+    assert not play.moves.overdue_slots(1.0, play.now)
+
+
 def test_session_without_continuity_ends() -> None:
     play = Play(continuity=NO_CONTINUITY)
     play.tell(play.session.granted(60.0, play.now))
