@@ -120,9 +120,11 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request.CopyFrom(first)
         request.request_id += f"/move{attempt.number}"
         request.ticket_id = attempt.ticket_id
-        moves = self.session.moves
-        if moves.phase is not MovePhase.LOST_EARLY:  # the conversation has this model
-            request.model = moves.present.granted.model_label or first.model
+        model = self.session.moves.present.granted.model_label
+        has_begun = self.session.moves.phase is not MovePhase.LOST_EARLY
+        if model and (has_begun or model == first.model):  # no other model will do
+            request.needs["model"] = model
+            request.model = ""
         avoided = attempt.avoided_workers
         request.avoided_worker_ids.extend(avoided)
         request.avoided_worker_incarnations.extend(avoided.values())

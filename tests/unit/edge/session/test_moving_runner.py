@@ -94,7 +94,8 @@ async def test_session_asks_for_the_model_of_its_worker_only_once_that_has_opene
         await lose_first(play, second)
         await play.until("result")
         await play.say('{"type":"stop"}')
-    assert [request.model for request in play.fabric.requests] == ["", "", "label"]
+    needs = [dict(request.needs) for request in play.fabric.requests]
+    assert needs == [{}, {}, {"model": "label"}]
 
 
 async def test_second_worker_that_is_lost_is_reported_too() -> None:
