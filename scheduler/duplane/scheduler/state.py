@@ -220,6 +220,11 @@ class SchedulerState:
         pool = self._pools.get(request.pool)
         return bool(pool) and request.kind in pool.slots.attached_kinds(needs_of(request))
 
+    def has_model(self, request: lease_pb2.AcquireLeaseRequest) -> bool:
+        """True if a worker that meets the other needs has the model that a request names."""
+        pool = self._pools.get(request.pool)
+        return bool(pool) and pool.slots.has_model(needs_of(request))
+
     def ambiguous_models(self, request: lease_pb2.AcquireLeaseRequest) -> Sequence[str]:
         """Return the models that are served, if they are several and the request names another."""
         pool = self._pools.get(request.pool)

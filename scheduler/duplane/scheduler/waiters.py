@@ -15,7 +15,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.fifo import QueueEntry
-from duplane.scheduler.policy.needs import demand_of, needs_of
+from duplane.scheduler.policy.needs import MODEL, demand_of, needs_of
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -94,6 +94,7 @@ class Waiters:
         order = parse_ticket_id(request.ticket_id) if request.ticket_id else None
         if self._why_refused:
             raise FabricError(Reason.UNAVAILABLE, self._why_refused)
+        request = self._decided(request, order)
         if not self._is_known(request, order):
             self._admit(request, is_returning=order is not None)
         waiter = Waiter(request)
@@ -167,19 +168,42 @@ class Waiters:
             elif waiter.grant and not waiter.is_delivered:
                 await self._store.give_back(waiter.grant)
 
+    def _decided(
+        self, request: lease_pb2.AcquireLeaseRequest, order: int | None
+    ) -> lease_pb2.AcquireLeaseRequest:
+        """Return the request with the model that it names as a need, if a worker has this model.
+
+        So the ticket goes on waiting for this model while its only worker restarts. A request that
+        is already known keeps the decision.
+        """
+        if not request.model:
+            return request
+        named = lease_pb2.AcquireLeaseRequest()
+        named.CopyFrom(request)
+        named.needs[MODEL] = request.model
+        named.model = ""
+        if ticket := self._known_ticket(request, order):
+            return named if demand_of(ticket.request) == demand_of(named) else request
+        return named if self._state.has_model(request) else request
+
+    def _known_ticket(
+        self, request: lease_pb2.AcquireLeaseRequest, order: int | None
+    ) -> Ticket | None:
+        """Return the ticket of an earlier request with the same id, or that waits at `order`."""
+        ticket = self._state.requests.get(request.request_id)
+        return ticket or (None if order is None else self._state.tickets.get(order))
+
     def _is_known(self, request: lease_pb2.AcquireLeaseRequest, order: int | None) -> bool:
         """True if an earlier request has the same `request_id`, or if a ticket waits at `order`.
 
         Raises FabricError if the earlier request has another kind, pool or needs.
         """
-        field = "request_id"
-        ticket = self._state.requests.get(request.request_id)
-        if ticket is None and order is not None:
-            field = "ticket_id"
-            ticket = self._state.tickets.get(order)
+        ticket = self._known_ticket(request, order)
         if ticket is None:
             return False
         if demand_of(ticket.request) != demand_of(request):
+            is_repeated = ticket.request.request_id == request.request_id
+            field = "request_id" if is_repeated else "ticket_id"
             message = f"{field} names a request of another kind or pool, or with other needs"
             raise FabricError(Reason.INVALID_FIELD, message, field=field)
         return True

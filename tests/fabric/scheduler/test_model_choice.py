@@ -90,6 +90,28 @@ async def test_waiting_caller_is_refused_when_a_second_model_makes_its_name_ambi
         assert (await caller.refused()).reason is Reason.MODEL_NOT_SERVED
 
 
+@pytest.mark.parametrize("others", [["b"], ["b", "c"]], ids=["one other", "several others"])
+async def test_waiting_caller_gets_its_model_although_the_only_worker_restarts(
+    others: list[str],
+) -> None:
+    async with SchedulerHarness.running(queued_interval_s=0.05) as harness:
+        worker = await harness.worker("a", labels={"model": "a"})
+        for number, name in enumerate(others, start=2):
+            address = f"127.0.0.1:{number}"
+            await harness.worker(name, slot_count=8, labels={"model": name}, address=address)
+        await worker.claim(await (await harness.caller(model="a")).granted())
+        caller = await harness.caller(model="a")
+        await caller.stands(1)
+        await worker.vanish()
+        assert (await caller.read()).queued.position == 1
+        again = await harness.caller(
+            request_id=caller.request.request_id, ticket_id=caller.ticket_id, model="a"
+        )
+        await again.stands(1)
+        await harness.worker("a", labels={"model": "a"}, incarnation="a/2")
+        assert (await again.granted()).model_label == "a"
+
+
 @pytest.mark.parametrize("model", ["m" * 129])
 async def test_malformed_model_is_refused(model: str) -> None:
     async with SchedulerHarness.running() as harness:

@@ -170,6 +170,11 @@ class SlotIndex:
             if (labels := self.labels_for(needs)) is not None and any(map(labels.issubset, free))
         ]
 
+    def has_model(self, needs: Needs) -> bool:
+        """True if a worker that meets the other needs has the model that is asked for by name."""
+        named = with_model(needs.labels, needs.model)
+        return bool(needs.model) and any(True for _ in self._having(named))
+
     def labels_for(self, needs: Needs) -> Labels | None:
         """Return the labels that a worker must have for a ticket with these needs.
 
@@ -179,7 +184,7 @@ class SlotIndex:
         if not needs.model:
             return needs.labels
         named = with_model(needs.labels, needs.model)
-        if any(True for _ in self._having(named)):
+        if self.has_model(needs):
             return named
         match self._models_for(needs.labels):
             case []:
