@@ -213,10 +213,14 @@ class MovedRunner:
         limits: Limits | None = None,
         clock: Clock | None = None,
         telemetry: Telemetry | None = None,
+        model: str = "",
     ) -> AsyncGenerator[MovedRunner]:
-        """Run the session until it has ended. The body of the `with` must cause this end."""
+        """Run the session until it has ended. The body of the `with` must cause this end.
+
+        The client names `model`.
+        """
         play = cls(workers, limits or Limits(), clock, telemetry)
-        running = asyncio.create_task(play.runner.run(lease_pb2.AcquireLeaseRequest()))
+        running = asyncio.create_task(play.runner.run(lease_pb2.AcquireLeaseRequest(model=model)))
         await play.say('{"type":"prepare"}')
         await play.until("prepared")
         yield play

@@ -98,6 +98,20 @@ async def test_session_asks_for_the_model_of_its_worker_only_once_that_has_opene
     assert needs == [{}, {}, {"model": "label"}]
 
 
+@pytest.mark.parametrize(
+    ("named", "needs"), [("label", {"model": "label"}), ("other", {})], ids=["its model", "another"]
+)
+async def test_session_that_is_lost_early_goes_on_asking_for_the_model_that_its_client_named(
+    named: str, needs: dict[str, str]
+) -> None:
+    first, second = WorkerDouble(open=LOST), WorkerDouble()
+    async with MovedRunner.running(first, second, model=named) as play:
+        await play.exchange()
+        await play.say('{"type":"stop"}')
+    again = play.fabric.requests[1]
+    assert (dict(again.needs), again.model) == (needs, "" if needs else named)
+
+
 async def test_second_worker_that_is_lost_is_reported_too() -> None:
     first, second, third = WorkerDouble(), WorkerDouble(rebuild=LOST), WorkerDouble()
     async with MovedRunner.running(first, second, third) as play:
