@@ -48,3 +48,11 @@ def test_hardware_threads_of_one_core_count_once(eight_cpus: Path) -> None:
 def test_a_cpu_quota_lowers_the_cores(eight_cpus: Path, quota: str, cores: int) -> None:
     (eight_cpus / "cpu.max").write_text(f"{quota}\n")
     assert usable_cores(eight_cpus, eight_cpus / "cpu.max") == cores
+
+
+def test_a_system_that_tells_no_affinity_has_all_its_hardware_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert usable_cores() == 10

@@ -17,8 +17,11 @@ def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
     """Return the number of physical cores that this process may use.
 
     CPU affinity and CPU quota limit this number. The hardware threads of one core count once,
-    because they share its arithmetic units.
+    because they share its arithmetic units. Only Linux tells all this; elsewhere the result is the
+    number of hardware threads.
     """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
     siblings = {
         _read(cpus / f"cpu{number}/topology/thread_siblings_list") or str(number)
         for number in os.sched_getaffinity(0)
