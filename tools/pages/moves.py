@@ -46,6 +46,7 @@ EVENTS: Mapping[MoveEvent, str] = {
     MoveEvent.OPENED: "the first worker has opened the conversation",
     MoveEvent.GIVEN_UP: "the journal is given up, or there is none",
     MoveEvent.DRAINS: "the present worker drains",
+    MoveEvent.UNDRAINED: "the drain of the present worker was taken back, so the session stays",
     MoveEvent.LATE: "the present worker owes an answer for too long, or its device is stuck",
     MoveEvent.LOST: "the present worker is lost",
     MoveEvent.ANSWERED: "the present worker has answered in time, so the session stays",

@@ -53,8 +53,8 @@ class ConverseStream:
     async def open(self, settings: session_pb2.Open) -> session_pb2.Opened:
         """Configure the conversation. Raises FabricError."""
         await self.write(session_pb2.ConverseRequest(open=settings))
-        while (response := await self.read()).WhichOneof("message") == "leaving":
-            pass  # the worker opens the conversation nevertheless
+        while (response := await self.read()).WhichOneof("message") not in ("opened", "closed"):
+            pass  # the worker opens the conversation, although it drains
         if response.WhichOneof("message") == "closed":
             raise FabricError(Reason.UNAVAILABLE, response.closed.message or "session closed")
         return response.opened

@@ -191,6 +191,21 @@ async def test_a_drain_is_taken_back() -> None:
             assert rig.scheduler.report.is_draining, "the process ends"
 
 
+async def test_sessions_learn_that_a_drain_is_taken_back_and_of_the_next_drain() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        await rig.scheduler.tell(undrain=registry_pb2.Undrain())  # not told: there was no drain
+        for _ in range(2):
+            await rig.scheduler.tell(drain=registry_pb2.Drain())
+            await client.leaving()
+            await rig.scheduler.tell(undrain=registry_pb2.Undrain())
+            await client.staying()
+        rig.shutdown.drain()
+        assert (await client.leaving()).remaining_time.seconds == 600
+        await rig.scheduler.tell(undrain=registry_pb2.Undrain())  # not told: the process ends
+        await client.send(unit(0))
+        assert (await client.delta()).sequence == 0
+
+
 async def test_an_operator_can_stop_a_worker() -> None:
     async with running_worker() as rig:
         async with rig.opened() as client:

@@ -276,6 +276,10 @@ class Play:
         leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
         self.respond(session_pb2.ConverseResponse(leaving=leaving))
 
+    def undrain(self) -> None:
+        """Let the worker that gets the units announce that its drain was taken back."""
+        self.respond(session_pb2.ConverseResponse(staying=session_pb2.Staying()))
+
     def settle(self) -> None:
         """Let the worker read and answer all messages."""
         self.pump()

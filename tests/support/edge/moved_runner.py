@@ -100,6 +100,9 @@ class WorkerDouble:
         self.is_cancelled = True
         self._responses.put_nowait(_CANCELLED)
 
+    def undrain(self) -> None:
+        self._responses.put_nowait(Response(staying=session_pb2.Staying()))
+
     def drain(self) -> None:
         leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
         self._responses.put_nowait(Response(leaving=leaving))

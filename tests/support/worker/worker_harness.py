@@ -203,6 +203,9 @@ class Client(ConverseStream):
     async def leaving(self) -> session_pb2.Leaving:
         return await self._expect("leaving")
 
+    async def staying(self) -> session_pb2.Staying:
+        return await self._expect("staying")
+
     async def closed(self) -> session_pb2.Closed:
         return await self._expect("closed")
 

@@ -80,6 +80,11 @@ class Admission:
         return self._is_drained or self._is_ending or self._is_stuck
 
     @property
+    def is_ending(self) -> bool:
+        """True if the process ends, which `undrain` does not change."""
+        return self._is_ending
+
+    @property
     def is_idle(self) -> bool:
         """True if no slot is held by a session or being cleaned."""
         held = (SlotState.OCCUPIED, SlotState.CLEANING)

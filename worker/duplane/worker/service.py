@@ -160,7 +160,7 @@ class Worker:
             sessions.report,
             sessions.end,
             sessions.drain,
-            self._admission.undrain,
+            sessions.undrain,
             shutdown.drain,
         )
         self._attach_loop = AttachLoop(self._settings.schedulers, worker)

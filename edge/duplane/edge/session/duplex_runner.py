@@ -26,7 +26,14 @@ from duplane.edge.session.effects import (
     Use,
 )
 from duplane.edge.session.journal import LossReason
-from duplane.edge.session.move_table import LOST_PHASES, MOVING, QUIET, MoveOutcome, MovePhase
+from duplane.edge.session.move_table import (
+    LOST_PHASES,
+    MOVING,
+    QUIET,
+    MoveCause,
+    MoveOutcome,
+    MovePhase,
+)
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
@@ -42,10 +49,6 @@ from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
-_WHY_STAYED = {
-    MoveOutcome.STAYED: "it has answered",
-    MoveOutcome.FAILED: "no other worker can be used",
-}
 _LOSSES = {
     LossReason.SESSION_BOUND: "its journal exceeds --journal-bytes",
     LossReason.TOTAL_BOUND: "all journals together exceed --journal-total-bytes",
@@ -225,7 +228,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         if is_moved:
             _log.info("the session continues at worker %s after %.2f s", self.worker, end.silent_s)
         elif self.session.closed is None and self.session.moves.phase not in LOST_PHASES:
-            _log.info("the session stays at worker %s: %s", self.worker, _WHY_STAYED[end.outcome])
+            _log.info("the session stays at worker %s: %s", self.worker, _why_stayed(end))
 
     # --- workers that hang ---
 
@@ -358,3 +361,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         if any(call.stream for call in self._slot_calls.values()):
             await asyncio.wait({exchanging}, timeout=self._limits.end_s)
         exchanging.cancel()
+
+
+def _why_stayed(end: EndMove) -> str:
+    if end.outcome is MoveOutcome.FAILED:
+        return "no other worker can be used"
+    is_drain = end.cause is MoveCause.DRAIN
+    return "its drain was taken back" if is_drain else "it has answered"

@@ -278,6 +278,9 @@ class DuplexSession(Session[DuplexDialect]):
                 else:
                     self.moves.drains()
                 return []
+            case "staying":
+                self.moves.undrained(now)
+                return []
             case "closed":
                 moved = self._lose(cause_of(response.closed), now)
                 if moved is not None:
@@ -378,6 +381,8 @@ class DuplexSession(Session[DuplexDialect]):
             case "leaving":
                 is_stuck = response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE
                 self.moves.next_leaves(is_stuck=is_stuck, now=now)
+            case "staying":
+                self.moves.next_undrained()
             case "closed":
                 return self._next_lost(cause_of(response.closed), now)
             case _:

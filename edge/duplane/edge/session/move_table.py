@@ -29,7 +29,8 @@ class MoveOutcome(StrEnum):
 
     MOVED = "moved"
     FAILED = "failed"
-    STAYED = "stayed"  # the worker has answered before another one was ready
+    # The worker has answered, or its drain was taken back, before another one was ready.
+    STAYED = "stayed"
 
 
 _FAILED_CALLS: Mapping[Reason, MoveCause] = {
@@ -87,6 +88,7 @@ class MoveEvent(Enum):
     OPENED = auto()  # the first worker has opened the conversation
     GIVEN_UP = auto()  # the journal is given up, or there is none
     DRAINS = auto()  # the present worker drains
+    UNDRAINED = auto()  # the drain of the present worker was taken back, so the session stays
     LATE = auto()  # the present worker owes an answer for too long, or its device is stuck
     LOST = auto()  # the present worker is lost
     ANSWERED = auto()  # the present worker has answered in time, so the session stays
@@ -173,6 +175,7 @@ TRANSITIONS: Mapping[tuple[MovePhase, MoveEvent], MovePhase] = {
     (MovePhase.LOST_STARTING, MoveEvent.NEXT_OPENED): MovePhase.LOST_CATCHING_UP,
     (MovePhase.LOST_CATCHING_UP, MoveEvent.LAST_SENT): MovePhase.LOST_CHANGING,
     **_rows(LAST_SENT_PHASES, MoveEvent.REBUILT, MovePhase.SETTLED),
+    **_rows(PREPARING, MoveEvent.UNDRAINED, MovePhase.SETTLED),
     **_rows(PREPARING, MoveEvent.ANSWERED, MovePhase.SETTLED),
     **_rows(PREPARING, MoveEvent.NEXT_LOST, MovePhase.SETTLED),
     **_rows(LAST_SENT_PHASES - LOST_PHASES, MoveEvent.EXPIRED, MovePhase.SETTLED),

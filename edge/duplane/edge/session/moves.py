@@ -67,6 +67,7 @@ _MAX_CATCH_UPS = 3
 _RETRY_S = 0.25
 _MAX_DOUBLINGS = 5
 _ANSWERED = ("open", "unit")  # messages that the present worker answers
+_NEXT_ANSWERS = ("opened", "rebuilt")  # answers of the next worker
 
 
 class GivenUp(NamedTuple):
@@ -228,6 +229,12 @@ class Moves:
             self._fire(MoveEvent.DRAINS)
             self._begin(MoveCause.DRAIN)
 
+    def undrained(self, now: Moment) -> None:
+        """Stay at the present worker, unless another cause than its drain is known."""
+        self.present.is_draining = False
+        if self.phase in PREPARING and self.attempt.cause is MoveCause.DRAIN:
+            self._stay(MoveEvent.UNDRAINED, MoveOutcome.STAYED, now)
+
     def late(self, now: Moment) -> None:
         """Prepare another worker, and move to it unless the present worker answers before."""
         may_prepare = self._lateness.may_prepare(now.monotonic_s)
@@ -378,8 +385,8 @@ class Moves:
         return request
 
     def next_heard(self, kind: str) -> None:
-        """Record a message of the next worker. All but `leaving` answer the last message to it."""
-        if kind != "leaving":
+        """Record a message of the next worker, which may answer the last message to it."""
+        if kind in _NEXT_ANSWERS:
             self.attempt.slot.owed_s = None
 
     def next_opened(self, opened: session_pb2.Opened) -> bool:
@@ -402,6 +409,10 @@ class Moves:
             self.fail(now)
         else:
             self.attempt.slot.is_draining = True
+
+    def next_undrained(self) -> None:
+        """Record that the drain of the next worker was taken back."""
+        self.attempt.slot.is_draining = False
 
     def rebuilt(self, now: Moment) -> GivenUp | None:
         """Change to the next worker, which has rebuilt the last past units.

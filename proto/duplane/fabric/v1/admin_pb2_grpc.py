@@ -133,8 +133,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UndrainWorker(self, request, context):
-        """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
-        about to end or its device is stuck.
+        """Takes a drain back: the worker accepts sessions again, and its sessions need not leave. It stays
+        draining if its process is about to end or its device is stuck.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """

@@ -60,8 +60,8 @@ class AdminServiceStub:
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
     UndrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]
-    """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
-    about to end or its device is stuck.
+    """Takes a drain back: the worker accepts sessions again, and its sessions need not leave. It stays
+    draining if its process is about to end or its device is stuck.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
@@ -112,8 +112,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
     UndrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
-    """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
-    about to end or its device is stuck.
+    """Takes a drain back: the worker accepts sessions again, and its sessions need not leave. It stays
+    draining if its process is about to end or its device is stuck.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
@@ -197,8 +197,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainWorkerResponse, _abc.Awaitable[_admin_pb2.UndrainWorkerResponse]]:
-        """Takes a drain back: the worker accepts sessions again. It stays draining if its process is
-        about to end or its device is stuck.
+        """Takes a drain back: the worker accepts sessions again, and its sessions need not leave. It stays
+        draining if its process is about to end or its device is stuck.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """

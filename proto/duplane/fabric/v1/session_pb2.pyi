@@ -102,7 +102,7 @@ class ConverseRequest(_message.Message):
     def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
-    __slots__ = ("claimed", "opened", "delta", "failed", "closed", "rebuilt", "leaving")
+    __slots__ = ("claimed", "opened", "delta", "failed", "closed", "rebuilt", "leaving", "staying")
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class ConverseResponse(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     REBUILT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    STAYING_FIELD_NUMBER: _ClassVar[int]
     claimed: Claimed
     opened: Opened
     delta: Delta
@@ -117,7 +118,8 @@ class ConverseResponse(_message.Message):
     closed: Closed
     rebuilt: Rebuilt
     leaving: Leaving
-    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., rebuilt: _Optional[_Union[Rebuilt, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    staying: Staying
+    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., rebuilt: _Optional[_Union[Rebuilt, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., staying: _Optional[_Union[Staying, _Mapping]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("lease", "trace")
@@ -264,6 +266,10 @@ class Leaving(_message.Message):
     reason: LeavingReason
     remaining_time: _duration_pb2.Duration
     def __init__(self, reason: _Optional[_Union[LeavingReason, str]] = ..., remaining_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Staying(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Unit(_message.Message):
     __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move")

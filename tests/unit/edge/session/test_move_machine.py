@@ -327,6 +327,17 @@ class Machine:
             self.moves.next_leaves(is_stuck=False, now=self.now)
             self.execute()
 
+    def undrain(self) -> None:
+        moves = self.moves
+        if moves.phase not in LOST_PHASES:
+            moves.undrained(self.now)
+            self.execute()
+            assert moves.phase not in PREPARING or moves.attempt.cause is not MoveCause.DRAIN
+
+    def undrain_next(self) -> None:
+        if self.moves.phase in CLAIMED_PHASES:
+            self.moves.next_undrained()
+
     def stick_next(self) -> None:
         if self.moves.phase in CLAIMED_PHASES:
             self.moves.next_leaves(is_stuck=True, now=self.now)
@@ -362,6 +373,7 @@ ACTS: tuple[Callable[[Machine], None], ...] = (
     *(Machine.pause, Machine.fail_unit, Machine.claim_same, Machine.permit, Machine.send_next),
     *(Machine.hear_next, Machine.lose, Machine.fail_next, Machine.drain, Machine.drain_next),
     *(Machine.stick_next, Machine.be_late, Machine.be_stuck, Machine.expire, Machine.wait),
+    *(Machine.undrain, Machine.undrain_next),
 )
 _ACT = st.sampled_from(ACTS)
 _LOSSES = st.lists(st.sampled_from([Machine.lose_claimed, Machine.lose_opening]), max_size=2)

@@ -142,6 +142,10 @@ class Storm(Play):
         if self.present:
             self.drain()
 
+    def undrain_present(self) -> None:
+        if self.present:
+            self.undrain()
+
     def wait_too_long(self) -> None:
         if self.present and self.present.inbox:
             self.wait(11.0)
@@ -182,7 +186,7 @@ class Storm(Play):
 ACTS = (Storm.chunk, Storm.chunk, Storm.chunk, Storm.part_of_a_unit, Storm.pump, Storm.read_some)
 ACTS += (Storm.read_some, Storm.answer, Storm.answer, Storm.answer, Storm.fail, Storm.pause)
 ACTS += (Storm.lose_worker, Storm.repeat, Storm.drain_present, Storm.wait_too_long)
-ACTS += (Storm.claim_next, Storm.be_stuck)
+ACTS += (Storm.claim_next, Storm.be_stuck, Storm.undrain_present)
 ACTS += (Storm.claim_next, Storm.claim_other_model, Storm.leave_next, Storm.drain_next, Storm.read)
 ACTS += (Storm.read_next, Storm.read_next)
 

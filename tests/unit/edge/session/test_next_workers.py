@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from support.edge.moved_play import LIMITS, LOST, Play
+from support.edge.moved_play import LIMITS, LOST, PROMPT, Play
 
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.fabric.errors import FabricError, Reason
@@ -97,6 +97,23 @@ def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
     assert not play.is_moving
     assert play.present
     assert play.present.heard == [0, 1, 2, 3]
+
+
+def test_next_worker_that_no_longer_drains_keeps_the_session(play: Play) -> None:
+    play.drain()
+    play.claim()
+    assert play.take_next()
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+    play.respond_next(session_pb2.ConverseResponse(leaving=leaving))
+    play.respond_next(session_pb2.ConverseResponse(staying=session_pb2.Staying()))
+    assert play.take_next() is None, "the next worker still owes an answer to the settings"
+    opened = session_pb2.Opened(prompt_token_count=PROMPT, model_digest="m")
+    play.respond_next(session_pb2.ConverseResponse(opened=opened))
+    assert play.next
+    play.next.may_rebuild = True
+    play.pump()
+    assert play.outcomes == [MoveOutcome.MOVED]
+    assert not play.is_moving
 
 
 def test_slot_that_has_waited_too_long_for_its_permit_is_replaced(play: Play) -> None:

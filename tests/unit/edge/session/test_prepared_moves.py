@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.edge.moved_play import LIMITS, LOST, Play
 
 from duplane.edge.clock import Moment
@@ -212,6 +213,52 @@ def test_session_without_a_next_worker_stays_until_its_worker_ends(play: Play) -
     play.wait(LIMITS.failover_s)
     assert play.session.closed
     assert play.session.closed.reason is CloseReason.FAILED
+
+
+@pytest.mark.parametrize("read_count", [0, 1, 2])
+def test_session_stays_when_the_drain_is_taken_back(play: Play, read_count: int) -> None:
+    first = play.present
+    play.drain()
+    play.claim()
+    play.chunk()
+    play.read()
+    for _ in range(read_count):
+        play.read_next()
+    play.undrain()
+    assert play.outcomes == [MoveOutcome.STAYED]
+    assert (play.is_moving, play.next) == (False, None)
+    play.chunk()
+    play.settle()
+    assert play.present is first
+    assert first
+    assert first.heard == [0, 1, 2, 3, 4]
+    play.drain()
+    play.claim()
+    play.settle()
+    assert play.present is not first
+    assert play.kinds() == ["result"] * 5
+
+
+def test_session_whose_worker_is_stuck_leaves_it_although_a_drain_is_taken_back(play: Play) -> None:
+    first = play.present
+    play.drain()
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
+    play.respond(session_pb2.ConverseResponse(leaving=leaving))
+    play.undrain()
+    assert play.move.cause is MoveCause.OVERDUE
+    play.claim()
+    play.settle()
+    assert play.present is not first
+
+
+def test_drain_that_is_taken_back_before_the_conversation_is_open_moves_nothing() -> None:
+    play = Play()
+    play.tell(play.session.granted(60.0, play.now))
+    play.drain()
+    play.undrain()
+    play.say('{"type":"prepare"}')
+    play.pump()
+    assert play.moves.phase is MovePhase.SETTLED
 
 
 def test_worker_that_drains_before_it_has_opened_is_left_afterwards() -> None:

@@ -126,6 +126,24 @@ async def test_prepared_slot_is_given_back_when_the_answer_comes(
     assert said(caplog)[-1] == "the session stays at worker w0: it has answered"
 
 
+async def test_prepared_slot_is_given_back_when_the_drain_is_taken_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    first, second = WorkerDouble(), WorkerDouble(rebuild=None)
+    async with MovedRunner.running(first, second) as play:
+        await play.exchange()
+        first.drain()
+        await second.until("rebuild")
+        first.undrain()
+        await until_moves(play, outcome="stayed")
+        await play.exchange()
+        await play.say('{"type":"stop"}')
+    assert (first.is_cancelled, second.is_cancelled) == (False, True)
+    assert play.runner.worker == "w0"
+    assert said(caplog)[-1] == "the session stays at worker w0: its drain was taken back"
+
+
 async def test_call_to_a_worker_that_hangs_is_cancelled_when_the_next_one_is_ready() -> None:
     first, second = WorkerDouble(), WorkerDouble()
     async with MovedRunner.running(first, second) as play:

@@ -100,6 +100,12 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self._leaving_reasons.add(leaving.reason)
             self._send(session_pb2.ConverseResponse(leaving=leaving))
 
+    def stay(self) -> None:
+        """Tell the client that the worker no longer drains, if it was told that it drains."""
+        if not self._end.done() and session_pb2.LEAVING_REASON_DRAIN in self._leaving_reasons:
+            self._leaving_reasons.remove(session_pb2.LEAVING_REASON_DRAIN)
+            self._send(session_pb2.ConverseResponse(staying=session_pb2.Staying()))
+
     def _last_response(self, end: CallEnd) -> session_pb2.ConverseResponse | None:
         if isinstance(end, FabricError):
             return None

@@ -114,6 +114,15 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             leaving.remaining_time.CopyFrom(to_duration(remaining_s))
         self._leave(leaving)
 
+    def undrain(self) -> None:
+        """Accept calls again, and tell the clients of running calls, unless the process ends."""
+        self._admission.undrain()
+        if self._admission.is_ending:
+            return
+        for call in tuple(self._calls.values()):
+            if isinstance(call, DuplexCall):
+                call.stay()
+
     def set_stuck(self, is_stuck: bool) -> None:
         """Refuse new calls while the device does not answer. Tell the clients of running calls."""
         self._admission.set_stuck(is_stuck)
