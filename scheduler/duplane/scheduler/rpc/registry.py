@@ -145,8 +145,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 )
                 # Apply the slots of `register` first, then the reports in the order of arrival.
                 await asyncio.gather(*self._settle(worker, worker.slots))
+                stream.is_reading = True
                 async for request in requests:
+                    stream.is_reading = False
                     await self._apply_report(stream, request)
+                    stream.is_reading = True
                 for side in sides:
                     side.cancel()
         except ExceptionGroup as failed:
@@ -170,6 +173,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 async with asyncio.timeout(overdue_s):
                     await stream.has_report.wait()
             except TimeoutError:
+                if not stream.is_reading:  # its reports wait behind one that the store delays
+                    continue
                 _log.warning("worker %s sends no reports: no grants", stream.worker_id)
                 if worker := self._current(stream):
                     await self._store.report(replace(worker, is_silent=True))

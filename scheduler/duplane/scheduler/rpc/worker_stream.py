@@ -30,6 +30,7 @@ class WorkerStream:
         self.worker_id = worker.worker_id
         self.epoch = worker.epoch
         self.has_report = asyncio.Event()
+        self.is_reading = False  # not while a report waits for the store
         self.sent_request = DrainRequest.NONE  # the last request of operators that was sent
         self.progress_due = 0.0  # time of the next `progress` message
         self._outbox: dict[tuple[str | None, int], registry_pb2.AttachResponse] = {}

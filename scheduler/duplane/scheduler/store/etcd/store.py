@@ -37,6 +37,7 @@ from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import Mirror
 from duplane.scheduler.store.etcd.postponed import Postponed
 from duplane.scheduler.store.etcd.session import Session, contact_limit_s
+from duplane.scheduler.store.etcd.stalls import Stalls
 from duplane.scheduler.store.etcd.transactions import Answer, Done, Step
 from duplane.scheduler.store.etcd.write_check import WriteCheck
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
@@ -89,6 +90,7 @@ class EtcdStore(LeaseStore):
         self._write_check = WriteCheck(self._client, self.facts.keys.barrier)
         self._deadlines = ClaimDeadlines(self.facts.grant_of)
         self._has_new_deadline = asyncio.Event()
+        self._stalls = Stalls(clock)
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
         self._left_to_others: dict[int, asyncio.Event] = {}  # by order; set when the ticket changes
         self._arriving: dict[asyncio.Task[Any], None] = {}  # a dict, because it keeps their order
@@ -277,7 +279,8 @@ class EtcdStore(LeaseStore):
         """
         if shared_as is None:
             self._contact.require()
-        return await self._contact.wait(self._commits.begin(step_of, shared_as))
+        with self._stalls.noticed():
+            return await self._contact.wait(self._commits.begin(step_of, shared_as))
 
     async def _arrive(
         self,
@@ -368,12 +371,33 @@ class EtcdStore(LeaseStore):
                 self._left_to_others.pop(ticket.order, None)
 
     async def expire(self) -> float | None:
-        """End the grants that were not claimed in time; return the seconds to the next deadline."""
-        expired = self._deadlines.pop_expired(self._clock())
+        """End the grants that were not claimed in time; return the seconds to the next deadline.
+
+        The time in which the store does not answer does not count, because claims wait for it too.
+        """
+        next_in_s = self._deadlines.next_in_s(self._clock())
+        if next_in_s is None or next_in_s > 0:
+            return next_in_s
+        with self._stalls.noticed():
+            await self.catch_up()
+        self._stalls.look()
+        expired = filter(self._is_overdue, self._deadlines.pop_expired(self._clock()))
         while portion := list(itertools.islice(expired, _EXPIRING_COUNT)):
             steps = [partial(operations.expire, grant=grant) for grant in portion]
             await asyncio.gather(*map(self._commits.commit, steps))
         return self._deadlines.next_in_s(self._clock())
+
+    def _is_overdue(self, grant: Grant) -> bool:
+        """Give a grant a later deadline if the store has not answered all the time."""
+        deadline = self._stalls.answers_since + self._claim_wait_s(grant)
+        if is_early := self._clock() < deadline:
+            self._deadlines.add(grant, deadline)
+        return not is_early
+
+    def _claim_wait_s(self, grant: Grant) -> float:
+        slot = self.facts.slots[grant.claims.worker_id, grant.claims.slot]
+        is_mine = grant.claims.lease_id in self._made
+        return slot.claim_timeout_s + (0 if is_mine else _EXPIRY_PRECEDENCE_S)
 
     async def _expire(self) -> None:
         while True:
@@ -386,10 +410,7 @@ class EtcdStore(LeaseStore):
     def _on_change(self, change: Change) -> None:
         match change:
             case GrantPut(grant=grant) if not grant.is_claimed:
-                slot = self.facts.slots[grant.claims.worker_id, grant.claims.slot]
-                is_mine = grant.claims.lease_id in self._made
-                wait_s = slot.claim_timeout_s + (0 if is_mine else _EXPIRY_PRECEDENCE_S)
-                self._deadlines.add(grant, self._clock() + wait_s)
+                self._deadlines.add(grant, self._clock() + self._claim_wait_s(grant))
                 self._has_new_deadline.set()
             case GrantGone(grant=grant):
                 self._made.discard(grant.claims.lease_id)
