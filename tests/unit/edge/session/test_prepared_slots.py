@@ -185,7 +185,7 @@ async def test_slot_of_the_same_worker_is_not_claimed(caplog: pytest.LogCaptureF
     assert play.runner.worker == "w"
     assert said(caplog) == [
         "the session prepares to leave worker w: overdue",
-        "the session stays at worker w: no other worker can be used",
+        "the session stays at worker w: the preparation failed",
     ]
 
 
