@@ -125,7 +125,8 @@ class RequestQueue:
     def use_model(self, model: ModelFormat, receipt: Receipt, limit: int) -> Recut:
         """Cut units for this model from now on, and cut again what waits.
 
-        Call this before the first unit is taken. Audio of an incomplete unit gets `receipt`.
+        Call this before the first unit is taken or a request is added. Audio of an incomplete unit
+        gets `receipt`.
         Units of the former duration that were dropped count as so many units of the model.
         """
         former, units = self._assembler, list(self._waiting)
@@ -142,7 +143,6 @@ class RequestQueue:
         if rest := former.take_rest():
             dropped += self.add(rest, receipt, limit)
             counts[-1] = self.unit_count
-        self._requests = deque((counts[at], request) for at, request in self._requests)
         return Recut(counts, dropped)
 
     def add_request(self, request: session_pb2.ConverseRequest) -> None:

@@ -14,7 +14,6 @@ from duplane.edge.session.unit_assembler import UnitAssembler
 from duplane.fabric.audio import Samples, resample
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
-from duplane.fabric.v1 import session_pb2
 
 UNIT_BYTES = 4 * 16_000
 SHORT = ModelFormat(unit_ns=80_000_000)
@@ -254,18 +253,6 @@ def test_model_with_units_of_one_second_changes_nothing_when_it_is_known(
     assert [*queues[0].sent.values()] == [*queues[1].sent.values()]
     assert counts[0] == counts[1]
     assert queues[0].take_dropped(0) == queues[1].take_dropped(0)
-
-
-def test_request_keeps_its_place_between_units_that_are_cut_again() -> None:
-    queue = RequestQueue(frame_count=2)
-    pause = session_pb2.ConverseRequest(pause=session_pb2.Pause())
-    for number in range(3):
-        queue.add(Append(pcm(16_000)), at(number), 9)
-        if number == 1:
-            queue.add_request(pause)
-    queue.use_model(ModelFormat(unit_ns=500_000_000), at(3), 9)
-    taken = [outgoing.request.WhichOneof("message") for outgoing in iter(queue.take, None)]
-    assert taken == ["unit"] * 4 + ["pause"] + ["unit"] * 2
 
 
 def test_the_unit_after_dropped_ones_must_listen_if_one_of_them_had_to() -> None:
