@@ -126,8 +126,8 @@ class RequestQueue:
         """Cut units for this model from now on, and cut again what waits.
 
         Call this before the first unit is taken or a request is added. Audio of an incomplete unit
-        gets `receipt`.
-        Units of the former duration that were dropped count as so many units of the model.
+        gets `receipt`. Units of the former duration that were dropped count as so many units of the
+        model.
         """
         former, units = self._assembler, list(self._waiting)
         if former.model == model:
