@@ -365,6 +365,6 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
 def _why_stayed(end: EndMove) -> str:
     if end.outcome is MoveOutcome.FAILED:
-        return "no other worker can be used"
+        return "the preparation failed"
     is_drain = end.cause is MoveCause.DRAIN
     return "its drain was taken back" if is_drain else "it has answered"
