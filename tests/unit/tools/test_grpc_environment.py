@@ -20,6 +20,7 @@ class Check:
 
 sys.meta_path.insert(0, Check())
 import duplane.tools.main
+import grpc
 """
 
 

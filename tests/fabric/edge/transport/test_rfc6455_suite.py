@@ -81,7 +81,7 @@ async def echo_server() -> AsyncGenerator[str]:
 # Runs cases of the suite, and prints the results as JSON. This is a process of its own, because the
 # suite adds folders to `sys.path` that hide other packages.
 SUITE = """
-import asyncio, json, sys
+import asyncio, json, os, sys
 import kosoku
 
 async def run(url, selection):
@@ -102,7 +102,8 @@ async def run(url, selection):
     ]
 
 url, selection = json.loads(sys.argv[1])
-print(json.dumps(asyncio.run(run(url, selection))))
+print(json.dumps(asyncio.run(run(url, selection))), flush=True)
+os._exit(0)  # the compiled part of the package often aborts while the interpreter ends
 """
 
 
