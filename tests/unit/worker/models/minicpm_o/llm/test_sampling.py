@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duplane.worker.models.minicpm_o.llm.sampling import (
@@ -15,6 +15,7 @@ from duplane.worker.models.minicpm_o.llm.sampling import (
 
 
 @given(st.integers(0, 2**31), st.floats(0.2, 2), st.integers(1, 60), st.floats(0.05, 1.0))
+@example(31188, 0.3753805289461216, 18, 1.0)
 def test_filtering_keeps_the_nucleus_of_the_top_k(
     seed: int, temperature: float, top_k: int, top_p: float
 ) -> None:
@@ -30,8 +31,11 @@ def test_filtering_keeps_the_nucleus_of_the_top_k(
             break
         expected.add(token)
         total += share
-    # If a sum equals top_p up to rounding, the filter may keep one id more or one id less.
-    assert len(expected ^ set(kept.nonzero().flatten().tolist())) <= 1
+    # If a sum equals top_p up to rounding, the filter may keep one id more or one id less, or some
+    # whose shares together are below the rounding.
+    differing = expected ^ set(kept.nonzero().flatten().tolist())
+    shares = dict(zip(order, mass.tolist(), strict=True))
+    assert len(differing) <= 1 or sum(shares[token] for token in differing) < 1e-5
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.24, 1), (0.26, 3), (0.999999, 3)])
