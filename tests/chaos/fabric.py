@@ -11,7 +11,8 @@ from typing import Any
 
 from support.fabric.real_fabric import get_json
 from support.fabric.servers import DUPLANE, Loopback, Server
-from support.scheduler.etcd_server import EtcdCluster, Member, free_ports
+from support.ports import free_ports
+from support.scheduler.etcd_server import EtcdCluster, Member
 from support.time_limits import until
 
 from duplane.scheduler.etcd.client import EtcdClient

@@ -5,32 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from support.debian_programs import debian_program
+from support.ports import free_ports
 
 START_S = 60.0
-
-
-def free_ports(count: int) -> Sequence[int]:
-    """Return ports that a restarted member gets again.
-
-    The system gives the ports above 32,767 to outgoing connections, also of other tests.
-    """
-    ports: list[int] = []
-    for port in random.sample(range(10_240, 32_768), 1_000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise OSError(f"fewer than {count} ports are free")
 
 
 class Member:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
+from support.ports import free_ports
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.errors import FabricError, abort
 from duplane.fabric.lease_signing import LeaseSigner
-from duplane.fabric.process import StartError
 from duplane.fabric.v1 import registry_pb2, registry_pb2_grpc
 
 REGISTRY = "duplane.fabric.v1.RegistryService"
@@ -39,18 +37,10 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         self._server: FabricServer | None = None
 
     async def start(self, address: str = "") -> None:
-        """Serve at an address, by default at a port that is free again after `stop`.
-
-        The system gives the ports above 32,767 to outgoing connections, also of other tests.
-        """
-        ports = random.sample(range(10_240, 32_768), 100)
-        for one in [address] if address else [f"127.0.0.1:{port}" for port in ports]:
-            self._server = FabricServer(REGISTRY)
-            registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self._server.grpc)
-            with contextlib.suppress(StartError):
-                self.address = await self._server.start(one)
-                return
-        raise StartError(f"cannot listen at {address or 'any of 100 ports'}")
+        """Serve at an address, by default at a port that is free again after `stop`."""
+        self._server = FabricServer(REGISTRY)
+        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self._server.grpc)
+        self.address = await self._server.start(address or f"127.0.0.1:{free_ports(1)[0]}")
 
     async def set_serving(self, is_serving: bool) -> None:
         assert self._server

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 from support.certificates import write_certificate
-from support.scheduler.etcd_server import EtcdCluster, free_ports
+from support.ports import free_ports
+from support.scheduler.etcd_server import EtcdCluster
 from support.time_limits import WITHIN_S
 
 from duplane.scheduler.etcd.client import CALL_TIMEOUT_S, EtcdClient, EtcdError, NoAnswerError
