@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Longest time in which a caller may claim its slot, as the scheduler's settings allow.
 MAX_CLAIM_TIMEOUT_S = 60.0
 
 # Maps each numeric field of DuplexConfig to its lowest and highest value.

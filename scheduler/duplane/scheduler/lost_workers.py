@@ -92,7 +92,7 @@ class LostWorkers:
             self.advance()
 
     def advance(self) -> None:
-        """Do what is due now."""
+        """Report and remove the workers whose times are over now."""
         now = self._clock()
         for worker_id in list(self._unreported):
             lost = self._lost[worker_id]

@@ -13,7 +13,14 @@ from typing import Any
 
 import orjson
 import pytest
-from support.scheduler.scheduler_harness import CHAT, CLEANING, FREE, SchedulerHarness, slot_reports
+from support.scheduler.scheduler_harness import (
+    CHAT,
+    CLEANING,
+    FREE,
+    FakeWorker,
+    SchedulerHarness,
+    slot_reports,
+)
 from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 
@@ -155,12 +162,20 @@ async def test_drained_worker_gets_no_more_sessions_and_has_no_free_slots() -> N
         assert ["w1", "draining", *"001002"] in [row.split()[:8] for row in output.splitlines()]
 
 
+async def begin_drain(
+    harness: SchedulerHarness,
+) -> tuple[FakeWorker, asyncio.Task[tuple[int, str]]]:
+    """Return a worker with a session, and the command that waits for the end of its drain."""
+    worker = await harness.worker("w1")
+    await worker.claim(await (await harness.caller()).granted())
+    waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
+    await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+    return worker, waiting
+
+
 async def test_drain_waits_until_the_worker_has_no_session() -> None:
     async with SchedulerHarness.running() as harness:
-        worker = await harness.worker("w1")
-        await worker.claim(await (await harness.caller()).granted())
-        waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
-        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        worker, waiting = await begin_drain(harness)
         await worker.report(is_draining=True)
         operator = await harness.operator()
         await operator.until(lambda seen: seen.workers["w1"].report.is_draining)
@@ -206,10 +221,7 @@ async def test_drain_waits_on_while_a_scheduler_restarts(monkeypatch: pytest.Mon
     monkeypatch.setattr(draining, "_look", noted_look)
     monkeypatch.setattr(draining, "_INTERVAL_S", 0.02)
     async with SchedulerHarness.running() as harness:
-        worker = await harness.worker("w1")
-        await worker.claim(await (await harness.caller()).granted())
-        waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
-        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        worker, waiting = await begin_drain(harness)
         await worker.report(is_draining=True)
         await until_found("attached")
         await worker.vanish()
@@ -233,10 +245,7 @@ async def test_drain_that_waits_fails_if_no_scheduler_answers_any_more(
 ) -> None:
     monkeypatch.setattr(draining, "_SILENT_S", 0.0)
     async with SchedulerHarness.running() as harness:
-        worker = await harness.worker("w1")
-        await worker.claim(await (await harness.caller()).granted())
-        waiting = asyncio.create_task(run("drain", "w1", "--wait", "--scheduler", harness.address))
-        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        _, waiting = await begin_drain(harness)
         await harness.stop()
         code, output = await waiting
     assert code == 1
