@@ -13,6 +13,7 @@ import pytest
 from cachetools import TTLCache
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fabric.fault_proxy import FaultProxy
+from support.ports import free_ports
 from support.scheduler.scheduler_harness import AUDIO, SchedulerHarness
 from support.time_limits import WITHIN_S
 
@@ -22,6 +23,7 @@ from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.client import FabricClient
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.health_checks import HealthChecks
 from duplane.fabric.v1 import admin_pb2, lease_pb2, lease_pb2_grpc
 
 LIST = admin_pb2.ListTicketsRequest()
@@ -309,12 +311,14 @@ class CountedHealth(health_pb2_grpc.HealthServicer):
             await self.changed.wait_for(lambda: self.count >= count)
 
     @contextlib.asynccontextmanager
-    async def serving(self, leases: lease_pb2_grpc.LeaseServiceServicer) -> AsyncGenerator[str]:
+    async def serving(
+        self, leases: lease_pb2_grpc.LeaseServiceServicer, listen: str = "127.0.0.1:0"
+    ) -> AsyncGenerator[str]:
         """Serve, and yield the address; the whole body has a time limit."""
         server = grpc.aio.server()
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(listen)
         await server.start()
         try:
             async with asyncio.timeout(WITHIN_S):
@@ -365,3 +369,20 @@ async def test_worker_is_avoided_until_it_serves_again(
         await client.acquire(wanted("at last"))
         expected = [] if status == SERVING else ["lost"]
         assert list(noting.requests[-1].avoided_worker_ids) == expected
+
+
+async def test_process_that_listens_where_another_was_lost_is_reached_immediately() -> None:
+    """A channel that has failed refuses calls until its next attempt, some 100 ms later."""
+    health = CountedHealth()
+    pool = ChannelPool()
+    checks = HealthChecks(pool)
+    for port in free_ports(3):
+        address = f"127.0.0.1:{port}"
+        async with health.serving(Noting(), address):
+            assert await checks.answers(address, WITHIN_S)
+        assert not await checks.answers(address, WITHIN_S)
+        async with health.serving(Noting(), address):
+            assert await checks.answers(address, WITHIN_S)
+        assert pool.addresses == {address}
+        await pool.close_others([])
+    await pool.close()

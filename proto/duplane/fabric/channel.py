@@ -64,6 +64,8 @@ CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 300),
     ("grpc.min_reconnect_backoff_ms", 500),
+    # A new channel connects at once, though another channel has just failed at the same address.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 
