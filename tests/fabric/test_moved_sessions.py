@@ -84,7 +84,7 @@ async def kill_scheduler_and_worker(client: Talker) -> None:
 
 
 async def kill_next_worker_too(client: Talker) -> None:
-    """Kill the worker, and then the next one while it rebuilds the conversation, or soon after."""
+    """Kill the worker, and then the next one: before its claim, in its rebuild, or soon after."""
     first = await client.worker()
     first.kill()
     told = len(client.fabric.log)
@@ -97,11 +97,9 @@ async def kill_next_worker_too(client: Talker) -> None:
         pass
     second.kill()
 
-    def moves() -> list[str]:
-        return [line for line in client.fabric.log[told:] if "the session " in line]
-
     async def goes_on() -> bool:
-        return sum("leaves" in line for line in moves()) == 2 and "continues" in moves()[-1]
+        last = [line for line in client.fabric.log[told:] if "the session " in line][-1]
+        return "continues" in last and f"-{second.pid}-" not in last
 
     await until(goes_on, WAIT_S)
 
