@@ -32,7 +32,9 @@ async def make_room(client: EtcdClient) -> None:
     `etcd_pb2` lacks the messages of these methods, so other messages with the same fields are sent.
     """
     header = (await client.read(_KEY)).header
-    await _call(client, "KV/Compact", etcd_pb2.LeaseRevokeRequest(ID=header.revision))
+    # The fields are the revision, and `physical`: answer after the revisions left the file.
+    compact = etcd_pb2.ResponseHeader(cluster_id=header.revision, member_id=1)
+    await _call(client, "KV/Compact", compact)
     await _call(client, "Maintenance/Defragment", etcd_pb2.StatusRequest())
     # The fields are the action DEACTIVATE, the member, and the alarm NOSPACE.
     disarm = etcd_pb2.ResponseHeader(cluster_id=2, member_id=header.member_id, revision=1)
