@@ -26,7 +26,9 @@ _EXTRA_OF = {  # imported package -> the extra of duplane that installs it
     **dict.fromkeys(("jinja2", "PIL", "onnxruntime", "av"), "worker"),
     "psutil": "bench",
 }
-_ENVIRONMENT = Env("DUPLANE_", command=False)
+VARIABLE_PREFIX = "DUPLANE_"  # of the environment variables of all settings
+CONFIG_VARIABLE = "DUPLANE_CONFIG"
+_ENVIRONMENT = Env(VARIABLE_PREFIX, command=False)
 Settings = TypeVar("Settings")
 
 
@@ -83,7 +85,7 @@ def launch(
             raise UsageError(str(error)) from None
         app.config = (_ENVIRONMENT, Dict(tables, source=str(config)))
         # The processes that `up` starts inherit it.
-        os.environ["DUPLANE_CONFIG"] = str(config.absolute())
+        os.environ[CONFIG_VARIABLE] = str(config.absolute())
     return _run(app, arguments)
 
 

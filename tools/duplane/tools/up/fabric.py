@@ -23,6 +23,7 @@ from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
 from duplane.fabric.settings import LogFormat, LogLevel, Names, PositiveInt, check_bounds
 from duplane.tools import servers
 from duplane.tools.command import CommandError, parse_settings
+from duplane.tools.up.environment import environment_without_settings
 from duplane.tools.up.supervisor import Role, RoleError
 from duplane.tools.up.temporary import temporary_directory
 from duplane.tools.up.tracing import traced
@@ -289,6 +290,7 @@ async def _build_checkpoint(directory: Path | str) -> None:
     running = await asyncio.create_subprocess_exec(
         *(*command, "--scale", str(RANDOM_SCALE), "--seed", "0"),
         stdout=asyncio.subprocess.DEVNULL,
+        env=environment_without_settings(),
         start_new_session=True,
     )
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 
 from duplane.fabric import process
 from duplane.tools.command import CommandError
+from duplane.tools.up.environment import environment_of
 from duplane.tools.up.restarts import RestartDelay
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Role:
             *("--listen", self.address),
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, process.SUPERVISED: "1"},
+            env=environment_of(self.name),
             # Ctrl-C reaches only `up`, which then drains the processes one after the other.
             start_new_session=True,
         )

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from duplane.fabric import process
+from duplane.tools.up.environment import environment_of
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
@@ -38,7 +39,7 @@ async def traced(
         *(sys.executable, "-m", "duplane.tools", "trace", "--listen", "127.0.0.1:0", *into),
         stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, process.SUPERVISED: "1"},
+        env=environment_of("trace"),
         start_new_session=True,  # Ctrl-C reaches only `up`
     )
     try:
