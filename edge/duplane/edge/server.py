@@ -48,8 +48,6 @@ def _is_client_fault(record: logging.LogRecord) -> bool:
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
     """Run one edge until `shutdown` is requested, then drain it."""
     make_room(settings.limits.connection_count)
-    if settings.continuity != "off":  # a core dump would contain the audio of all sessions
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     telemetry = Telemetry("edge")
     try:
         async with (

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -62,7 +63,12 @@ class Shutdown:
 
 
 def run(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> int:
-    """Run `main` on uvloop until it returns; return the exit code."""
+    """Run `main` on uvloop until it returns; return the exit code.
+
+    The process and those that it starts write no core dumps, which would contain sound, text, keys
+    and tokens.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         uvloop.run(_supervise(main))
     except (KeyboardInterrupt, asyncio.CancelledError):
