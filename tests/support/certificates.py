@@ -38,6 +38,7 @@ def write_certificate(directory: Path, name: str, *, is_rsa: bool = False) -> tu
     paths = directory / "cert.pem", directory / "key.pem"
     for path, content in zip(paths, (certificate.public_bytes(pem), private), strict=True):
         fresh = path.with_suffix(".new")
+        fresh.touch(mode=0o600)
         fresh.write_bytes(content)
         fresh.replace(path)
     return paths
