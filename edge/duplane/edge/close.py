@@ -63,6 +63,17 @@ REFUSALS: Mapping[CloseReason, ErrorCode] = {
 # the events that wait.
 NOT_READ = frozenset({CloseReason.GONE, CloseReason.TOO_BIG, CloseReason.TOO_SLOW})
 
+# The message of a close for one of these reasons can quote what the client has sent, so it is never
+# logged.
+QUOTING = frozenset(
+    {
+        CloseReason.SERVICE_UNAVAILABLE,
+        CloseReason.MODE_REFUSED,
+        CloseReason.REQUEST_REFUSED,
+        CloseReason.UNREADABLE,
+    }
+)
+
 # A session that ends for one of these reasons ends while its client is still sending. A client that
 # sends to a closed socket gets an error instead of the last events. So the connection stays open
 # for a while (it lingers), and the client can close it itself.
@@ -81,6 +92,11 @@ class Close:
     def text(self) -> str:
         """The text of the WebSocket close frame."""
         return self.message or self.reason.value
+
+    @property
+    def logged_text(self) -> str:
+        """The text for the log, which quotes nothing of the client."""
+        return self.reason.value if self.reason in QUOTING else self.text
 
 
 # The worker's close reason -> the close reason for the client.

@@ -277,11 +277,11 @@ class SessionRegistry:
                 identity.session_id,
                 identity.realtime_id,
                 session.dialect.name,
-                request.client.address,
+                request.client.logged(self._settings.log_addresses),
                 runner.worker or "none",
                 self._clock.now().monotonic_s - began.monotonic_s,
                 outcome,
-                close.text,
+                close.logged_text,
             )
 
     def _record(self, request: ClientRequest, identity: Identity) -> Recording | None:

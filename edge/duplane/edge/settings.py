@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
 
 from duplane.edge.recording.settings import RecordingSettings
-from duplane.edge.transport.client_address import parse_networks
+from duplane.edge.transport.client_address import AddressForm, parse_networks
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.settings import (
     LogFormat,
@@ -266,6 +266,9 @@ class EdgeSettings:
     log_level: LogLevel = "INFO"
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""
+    log_addresses: AddressForm = "full"
+    """Addresses of clients in log lines: whole, or only their network (/24 of IPv4, /48 of
+    IPv6)."""
     log_format: LogFormat = "text"
     """Format of log lines: text, or JSON with one object per line."""
     limits: Limits = field(default_factory=Limits)

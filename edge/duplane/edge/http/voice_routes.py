@@ -120,5 +120,5 @@ async def _in_thread(work: Callable[[], _Result]) -> _Result:
     try:
         return await asyncio.to_thread(work)
     except OSError as error:
-        _log.warning("reference audio: %s", error)
+        _log.warning("reference audio: %s", error.strerror or error)
         raise web.HTTPInternalServerError(text="reference audio cannot be read or stored") from None

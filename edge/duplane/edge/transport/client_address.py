@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Literal
 
 from duplane.fabric.addresses import is_loopback, parse_ip
 
 Network = IPv4Network | IPv6Network
+AddressForm = Literal["full", "short"]
 # Headers that proxies add: full names, and beginnings of names.
 _FORWARDING = frozenset(
     {
@@ -39,6 +41,14 @@ class ClientAddress:
         if isinstance(address, IPv6Address):
             return str(IPv6Network((address, 64), strict=False))
         return self.address
+
+    def logged(self, form: AddressForm) -> str:
+        """Return the address as log lines show it."""
+        ip = parse_ip(self.address)
+        if form == "full" or ip is None:
+            return self.address
+        prefix_length = 24 if ip.version == 4 else 48
+        return str(ip_network((ip, prefix_length), strict=False))
 
 
 def join_headers(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
