@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ids of one session; `recording_id` is empty when the session is not recorded."""
+    """The ids of one session; `recording_id` is empty when the session is not recorded.
+
+    `may_be_recorded` is true if the edge records sessions: then a client that is not recorded is
+    told this, too.
+    """
 
     session_id: str  # sess_ and 12 hex digits
     realtime_id: str  # rt_ and a Unix time in milliseconds, as A's specification requires
     recording_id: str = ""
+    may_be_recorded: bool = False
+
+    @property
+    def recording_field(self) -> Mapping[str, bool]:
+        """The field that tells the client whether it is recorded; empty if the edge never records.
+
+        So nothing changes for the clients of an edge that does not record.
+        """
+        is_recorded = bool(self.recording_id)
+        return {"recording": is_recorded} if is_recorded or self.may_be_recorded else {}

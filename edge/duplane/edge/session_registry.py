@@ -212,7 +212,10 @@ class SessionRegistry:
         settings = self._settings.recording
         is_recorded = settings is not None and settings.is_recorded(request.path)
         return Identity(
-            session_id, f"rt_{self._last_realtime_ms}", session_id if is_recorded else ""
+            session_id,
+            f"rt_{self._last_realtime_ms}",
+            session_id if is_recorded else "",
+            may_be_recorded=settings is not None,
         )
 
     async def run(

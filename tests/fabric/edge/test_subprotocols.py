@@ -13,7 +13,7 @@ from support.edge.live_edge import begin, end, exchange, live_edge
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.fabric.monitoring.spans import Telemetry
 
 KEY = "K-0123456789"
@@ -66,7 +66,7 @@ async def test_key_reaches_no_log_span_or_recording(
     caplog.set_level(logging.DEBUG, logger="duplane")
     exported = InMemorySpanExporter()
     telemetry = Telemetry("edge", SimpleSpanProcessor(exported))
-    recording = RecordingSettings(tmp_path)
+    recording = RecordingSettings(tmp_path, Consent.ALWAYS)
     offered = [Subprotocol(name) for name in names]
     async with (
         live_edge(telemetry=telemetry, recording=recording) as edge,

@@ -24,7 +24,7 @@ from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 
-from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import Meta, read_events, recordings, write_meta
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.talk.replay import (
@@ -76,7 +76,7 @@ async def converse(client: ClientConnection, dialect: str) -> None:
 
 
 async def record(root: Path, dialect: str) -> Path:
-    async with live_edge(recording=RecordingSettings(root)) as edge:
+    async with live_edge(recording=RecordingSettings(root, Consent.ALWAYS)) as edge:
         edge.fabric.on_unit = speaks_second()
         async with edge.connect() as client:
             await converse(client, dialect)
@@ -98,7 +98,7 @@ def differences(script: Script, outcome: Outcome) -> list[tuple[str, str]]:
 async def test_the_same_model_says_the_same(tmp_path: Path, dialect: str) -> None:
     script = read_script(await record(tmp_path / "first", dialect))
     assert len(script.received) == sum(ANSWERS[dialect])
-    async with live_edge(recording=RecordingSettings(tmp_path / "again")) as edge:
+    async with live_edge(recording=RecordingSettings(tmp_path / "again", Consent.ALWAYS)) as edge:
         edge.fabric.on_unit = speaks_second()
         outcome = await replay_again(edge, script)
     assert not differences(script, outcome)
@@ -120,7 +120,7 @@ async def chat(client: ClientConnection, *said: tuple[object, str]) -> None:
 
 
 async def record_chat(root: Path, dialect: str) -> Path:
-    async with live_edge(recording=RecordingSettings(root)) as edge:
+    async with live_edge(recording=RecordingSettings(root, Consent.ALWAYS)) as edge:
         if dialect == "D":
             async with edge.connect_to("/ws/chat") as client:
                 await chat(client, (ASK, "done"))
@@ -144,7 +144,7 @@ async def record_chat(root: Path, dialect: str) -> Path:
 async def test_chats_are_replayed_too(tmp_path: Path, dialect: str, event_count: int) -> None:
     script = read_script(await record_chat(tmp_path / "first", dialect))
     assert len(script.received) == event_count
-    async with live_edge(recording=RecordingSettings(tmp_path / "again")) as edge:
+    async with live_edge(recording=RecordingSettings(tmp_path / "again", Consent.ALWAYS)) as edge:
         outcome = await replay_again(edge, script)
     assert not differences(script, outcome)
     assert not outcome.failure
@@ -154,7 +154,10 @@ async def test_chats_are_replayed_too(tmp_path: Path, dialect: str, event_count:
 
 
 async def test_one_request_over_http_is_not_replayed(tmp_path: Path) -> None:
-    async with live_edge(recording=RecordingSettings(tmp_path)) as edge, edge.asked() as http:
+    async with (
+        live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge,
+        edge.asked() as http,
+    ):
         assert (await http.ask("POST", "/api/chat", json=ASK))[0] == 200
     (directory,) = recordings(tmp_path)
     with pytest.raises(ReplayError, match="send it to /api/chat again"):

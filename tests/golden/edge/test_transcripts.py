@@ -15,7 +15,7 @@ from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Dialect
-from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.settings import Consent, RecordingSettings
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in all_transcripts()}
 
@@ -31,7 +31,7 @@ def test_pure_session_says_what_is_written(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSCRIPTS)
 async def test_live_edge_says_what_is_written(name: str, tmp_path: Path) -> None:
     transcript = TRANSCRIPTS[name]
-    recording = RecordingSettings(tmp_path) if transcript.is_recorded else None
+    recording = RecordingSettings(tmp_path, Consent.ALWAYS) if transcript.is_recorded else None
     limits = impatient(transcript.limits)
     clock = HandSetClock()
     continuity = "worker" if transcript.can_move else "off"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,8 @@ def test_recording_is_switched_on_by_flag_and_by_environment(run: Run, tmp_path:
     assert run("edge").recording is None
     found = run("edge", DUPLANE_RECORD=str(tmp_path), DUPLANE_RECORD_GIGABYTES="1.5").recording
     assert found == RecordingSettings(tmp_path, max_total_bytes=1_500_000_000)
+    unlimited = run("edge", *flags[:2], "--record-days", "unlimited").recording
+    assert unlimited == RecordingSettings(tmp_path, max_age_s=math.inf)
     code, output = run_command("edge", *flags[:2], "--record-consent", "maybe")
     assert (code, "record-consent" in output) == (2, True)
 
@@ -228,6 +231,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "playback_delay_ms": 5,
         "metrics_listen": "127.0.0.1:9000",
         "continuity": "worker",
+        "log_addresses": "short",
         "log_level": "DEBUG",
         "log_format": "json",
     }

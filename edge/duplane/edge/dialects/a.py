@@ -131,6 +131,7 @@ class DialectA(DuplexDialect):
             "session_id": self.identity.realtime_id,
             "prompt_length": opened.prompt_token_count,
             **self._model_fields,
+            **self.identity.recording_field,
         }
         if self.identity.recording_id:
             event["recording_session_id"] = self.identity.recording_id

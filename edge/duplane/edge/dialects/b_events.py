@@ -68,7 +68,7 @@ class BEvents:
         event["prompt_length"] = prompt_token_count
         event["metrics"] = {"kv_cache_length": prompt_token_count}
         event["usage"] = self.usage.to_json()
-        event |= model
+        event |= {**model, **self._identity.recording_field}
         if self._identity.recording_id:
             event["recording_session_id"] = self._identity.recording_id
         if ignored:

@@ -184,7 +184,11 @@ class DialectC(DuplexDialect):
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now
-        fields = {"prompt_length": opened.prompt_token_count, **self._model_fields}
+        fields: dict[str, object] = {
+            "prompt_length": opened.prompt_token_count,
+            **self._model_fields,
+            **self.identity.recording_field,
+        }
         if self.identity.recording_id:
             fields["recording_session_id"] = self.identity.recording_id
         if without_effect := self._without_effect(opened):

@@ -83,7 +83,11 @@ class DialectD(ChatDialect):
         """Render `prefill_done`, with the fields of the request that have no effect."""
         super().prefilled(prefilled, now)
         ignored = self._without_effect()
-        fields = {**self._model_fields, **({"ignored_fields": ignored} if ignored else {})}
+        fields = {
+            **self._model_fields,
+            **self.identity.recording_field,
+            **({"ignored_fields": ignored} if ignored else {}),
+        }
         return [_event("prefill_done", input_tokens=prefilled.prompt_token_count, **fields)]
 
     def _delta_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:

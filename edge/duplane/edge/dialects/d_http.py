@@ -91,6 +91,7 @@ class DialectDHttp(ChatDialect):
             "queue_wait_ms": round((self._begun.monotonic_s - self._received.monotonic_s) * 1e3),
             "estimated_queue_wait_s": round(self._estimated_wait_s or 0.0, 1),
             "recording_session_id": self.identity.recording_id or None,
+            **self.identity.recording_field,
             **self._model_fields,
         }
         return [with_optional_audio(event, b"".join(self._audio))]

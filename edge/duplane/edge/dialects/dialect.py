@@ -170,11 +170,14 @@ class Dialect(ABC):
         }
         if not queued.HasField("estimated_wait"):
             event["reason"] = NO_WORKER
+        if not is_update:
+            event |= self.identity.recording_field
         return [orjson.dumps(event)]
 
     def queue_done(self) -> list[bytes]:
         """Render `queue_done`: the session has its slot."""
-        return [orjson.dumps({"type": f"{self.queue_prefix}queue_done"})]
+        kind = f"{self.queue_prefix}queue_done"
+        return [orjson.dumps({"type": kind, **self.identity.recording_field})]
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         """Render the event that the conversation is ready, if the client waits for this event."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,15 +18,22 @@ _AGREED = frozenset({"on", "1", "true", "yes"})
 
 
 class Consent(StrEnum):
-    """Which sessions are recorded, depending on `?recording=on` or `off` in their URL."""
+    """Which sessions are recorded, depending on `?recording=on` or `off` in their URL.
+
+    The credential of a client can decide instead: it may forbid or require recording.
+    """
 
     ALWAYS = "always"  # every session; the parameter is ignored
     UNLESS_REFUSED = "unless_refused"  # every session, except those whose URL has `recording=off`
     ON_REQUEST = "on_request"  # only sessions whose URL has `recording=on`
 
 
+_UNLIMITED = "unlimited"
+
+
 def _seconds(_: object, tokens: Sequence[Token]) -> float:
-    return float(tokens[0].value) * 86_400
+    days = tokens[0].value
+    return math.inf if days == _UNLIMITED else float(days) * 86_400
 
 
 def _bytes(_: object, tokens: Sequence[Token]) -> int:
@@ -43,9 +51,10 @@ class RecordingSettings:
     directory: Annotated[Path, Parameter("--record")]
     """Directory for recordings of sessions. By default nothing is recorded, and no other flag of
     recording can be set."""
-    consent: Annotated[Consent, Parameter("--record-consent")] = Consent.ALWAYS
-    """Sessions to record: all sessions, sessions without `?recording=off` in their URL, or only
-    sessions with `?recording=on`."""
+    consent: Annotated[Consent, Parameter("--record-consent")] = Consent.ON_REQUEST
+    """Sessions to record: all sessions (`always`), sessions without `?recording=off` in their URL
+    (`unless_refused`), or only sessions with `?recording=on`. If the client's token forbids or
+    requires recording, the token decides."""
     queue_bytes: Annotated[NonNegativeInt, Parameter("--record-queue-bytes")] = 64 * 1024 * 1024
     """Largest size of all events that wait to be written. Further events are missing from their
     recordings, which are marked as incomplete; sessions are not affected."""
@@ -61,7 +70,9 @@ class RecordingSettings:
     max_age_s: Annotated[
         NonNegativeFloat | None, Parameter("--record-days", converter=_seconds)
     ] = None
-    """Days to keep recordings; older ones are deleted. Running recordings are never deleted."""
+    """Days to keep recordings; older ones are deleted. Running recordings are never deleted. An
+    edge that records does not start without this flag; `unlimited` keeps recordings until somebody
+    deletes them."""
     max_total_bytes: Annotated[
         NonNegativeInt | None, Parameter("--record-gigabytes", converter=_bytes)
     ] = None
@@ -72,8 +83,14 @@ class RecordingSettings:
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    def is_recorded(self, path: str) -> bool:
-        """Return whether a session with this URL path and query is recorded."""
+    def is_recorded(self, path: str, may_record: bool | None = None) -> bool:
+        """Return whether a session with this URL path and query is recorded.
+
+        `may_record` is what the client's credential says: False forbids recording, True requires
+        it, None leaves it to the URL.
+        """
+        if may_record is not None:
+            return may_record
         query = parse_qs(path.partition("?")[2], keep_blank_values=True)
         answers = query.get("recording", [])
         # Any other word counts as a refusal.

@@ -16,7 +16,7 @@ from support.edge.live_edge import Asked, begin, end, live_edge
 from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.retention import sweep
-from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import is_running, recordings
 
 URL = "/api/sessions"
@@ -25,7 +25,7 @@ URL = "/api/sessions"
 @contextlib.asynccontextmanager
 async def recorded(root: Path, **settings: Any) -> AsyncGenerator[tuple[Asked, Path]]:
     """Yield an HTTP client of an edge with one recorded session, and the recording's directory."""
-    recording = RecordingSettings(root, **settings)
+    recording = RecordingSettings(root, Consent.ALWAYS, **settings)
     async with live_edge(recording=recording) as edge, edge.asked() as http:
         async with edge.connect() as client:
             await begin(client)
@@ -200,7 +200,7 @@ async def test_additions_to_what_is_not_there_are_refused(tmp_path: Path) -> Non
 
 
 async def test_only_operators_add_to_recordings(tmp_path: Path) -> None:
-    settings = RecordingSettings(tmp_path)
+    settings = RecordingSettings(tmp_path, Consent.ALWAYS)
     async with (
         live_edge(recording=settings, admin_token="secret") as edge,
         edge.asked() as http,
@@ -213,7 +213,7 @@ async def test_only_operators_add_to_recordings(tmp_path: Path) -> None:
 
 
 async def test_additions_count_for_how_long_recordings_stay(tmp_path: Path) -> None:
-    bound = RecordingSettings(tmp_path, max_total_bytes=50_000)
+    bound = RecordingSettings(tmp_path, Consent.ALWAYS, max_total_bytes=50_000)
     async with recorded(tmp_path) as (http, directory):
         url = f"{URL}/{directory.name}/upload-recording"
         assert (await http.ask("POST", url, data=form(bytes(50_000))))[0] == 200

@@ -192,7 +192,7 @@ async def test_a_worker_that_fails_is_told(
 
 @pytest.mark.parametrize("stage", ["queued", "running"])
 async def test_a_client_that_vanishes_leaves_at_once(stage: str, tmp_path: Path) -> None:
-    async with live_edge(recording=RecordingSettings(tmp_path)) as edge:
+    async with live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge:
         edge.fabric.is_automatic = False
         async with aiohttp.ClientSession() as client:
             url = f"http://{edge.edge.address}/api/chat"
@@ -248,7 +248,7 @@ async def test_a_request_ends_with_the_edge_and_leaves_nothing(
 ) -> None:
     async with ScriptedFabric.running() as fabric:
         fabric.is_automatic = False
-        limits, recording = Limits(close_s=close_s), RecordingSettings(tmp_path)
+        limits, recording = Limits(close_s=close_s), RecordingSettings(tmp_path, Consent.ALWAYS)
         async with aiohttp.ClientSession() as http:
             async with running_edge(fabric.scheduler, limits=limits, recording=recording) as edge:
                 asking = asyncio.ensure_future(

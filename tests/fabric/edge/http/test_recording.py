@@ -45,7 +45,7 @@ def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
 async def test_a_session_of_dialect_a_is_recorded_whole(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
     async with (
-        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge,
         edge.connect("?mode=audio&client_id=me") as client,
     ):
         assert (await receive(client))["type"] == "session.queue_done"
@@ -85,7 +85,7 @@ async def test_a_session_of_dialect_a_is_recorded_whole(tmp_path: Path) -> None:
 
 
 async def test_a_session_of_dialect_b_is_recorded_whole(tmp_path: Path) -> None:
-    async with live_edge(recording=RecordingSettings(tmp_path)) as edge:
+    async with live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge:
         edge.fabric.on_unit = spoken
         async with edge.connect() as client:
             assert (await receive(client))["type"] == "session.queue_done"
@@ -130,7 +130,7 @@ async def test_what_cannot_be_read_is_recorded_as_it_came(tmp_path: Path) -> Non
     nested = b'{"type":' + b"[" * 900 + b"]" * 900 + b"}"
     headers = [("x-client-id", "me"), ("x-client-id", "you")]
     async with (
-        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge,
         connect(edge.url(), additional_headers=headers, proxy=None) as client,
     ):
         await begin(client)
@@ -149,7 +149,7 @@ async def test_only_what_a_session_took_is_heard(tmp_path: Path) -> None:
     file = pybase64.b64encode(adpcm.getvalue()).decode()
     append = {"type": "input_audio_buffer.append"}
     async with (
-        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge,
         edge.connect() as client,
     ):
         await begin(client)
@@ -185,7 +185,7 @@ async def test_a_client_may_refuse_where_the_server_lets_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fault", ["full queue", "no directory"])
 async def test_a_session_goes_on_whatever_its_recording_does(tmp_path: Path, fault: str) -> None:
-    settings = RecordingSettings(tmp_path / "recordings", queue_bytes=1000)
+    settings = RecordingSettings(tmp_path / "recordings", Consent.ALWAYS, queue_bytes=1000)
     async with live_edge(recording=settings) as edge:
         if fault == "no directory":
             shutil.rmtree(settings.directory)
@@ -202,7 +202,7 @@ async def test_a_session_goes_on_whatever_its_recording_does(tmp_path: Path, fau
 
 
 async def test_the_recording_of_a_client_that_vanishes_is_ended(tmp_path: Path) -> None:
-    async with live_edge(recording=RecordingSettings(tmp_path)) as edge:
+    async with live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge:
         async with edge.connect() as client:
             await begin(client)
             client.transport.abort()
@@ -232,7 +232,7 @@ async def ended(root: Path) -> Path:
 
 
 async def test_operators_find_recordings_over_http(tmp_path: Path) -> None:
-    async with live_edge(recording=RecordingSettings(tmp_path)) as edge:
+    async with live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge:
         async with edge.connect() as client:
             await begin(client)
             await exchange(client)
@@ -275,7 +275,10 @@ async def test_recordings_are_looked_for_off_the_loop(
 
     for module in ("http.recording_routes", "recording.queries"):
         monkeypatch.setattr(f"duplane.edge.{module}.find_recording", looked)
-    async with live_edge(recording=RecordingSettings(tmp_path)) as edge, edge.asked() as http:
+    async with (
+        live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge,
+        edge.asked() as http,
+    ):
         for below in ("", "/recording", "/assets/meta.json", "/download", "/comment"):
             assert (await http.ask("GET", f"/api/sessions/nobody{below}"))[0] == 404
         assert (await http.ask("POST", "/api/sessions/nobody/comment", json={}))[0] == 404
@@ -305,7 +308,7 @@ async def test_a_part_of_a_file_can_be_asked_for(
     (tmp_path / "sess_0/stream.jsonl").touch()
     (tmp_path / "sess_0/user.wav").write_bytes(content)
     async with (
-        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        live_edge(recording=RecordingSettings(tmp_path, Consent.ALWAYS)) as edge,
         aiohttp.ClientSession() as http,
     ):
         url = f"http://{edge.edge.address}/api/sessions/sess_0/assets/user.wav"
@@ -322,7 +325,9 @@ async def test_a_part_of_a_file_can_be_asked_for(
 
 
 async def test_others_find_no_recordings(tmp_path: Path) -> None:
-    async with live_edge(recording=RecordingSettings(tmp_path), admin_token="secret") as edge:
+    async with live_edge(
+        recording=RecordingSettings(tmp_path, Consent.ALWAYS), admin_token="secret"
+    ) as edge:
         for path in ("", "/x", "/x/recording", "/x/assets/meta.json", "/x/download"):
             assert (await edge.get(f"/api/sessions{path}"))[0] == 403, path
 

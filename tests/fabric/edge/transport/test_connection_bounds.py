@@ -28,7 +28,7 @@ from support.edge.live_edge import (
 from support.edge.raw_client import RawClient
 from support.time_limits import WITHIN_S
 
-from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import Meta, write_meta
 from duplane.edge.settings import Limits
 
@@ -170,7 +170,7 @@ async def test_who_does_not_read_a_recording_is_cut(
 ) -> None:
     limits = replace(limits, connection_count=2)
     async with (
-        live_edge(limits, recording=RecordingSettings(long_recording)) as edge,
+        live_edge(limits, recording=RecordingSettings(long_recording, Consent.ALWAYS)) as edge,
         witness_of(edge),
         RawClient(edge.edge.address) as client,
     ):

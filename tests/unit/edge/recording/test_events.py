@@ -104,6 +104,16 @@ def test_the_client_is_asked_as_far_as_the_server_says(
     assert settings.is_recorded("/v1/realtime?recording=off") is off
 
 
+@pytest.mark.parametrize("consent", Consent)
+@pytest.mark.parametrize("query", ["", "?recording=on", "?recording=off"])
+def test_a_credential_that_forbids_or_requires_recording_decides(
+    consent: Consent, query: str
+) -> None:
+    settings = RecordingSettings(Path("/nowhere"), consent)
+    assert not settings.is_recorded(f"/v1/realtime{query}", may_record=False)
+    assert settings.is_recorded(f"/v1/realtime{query}", may_record=True)
+
+
 @pytest.mark.parametrize(
     ("query", "is_agreed"),
     [
