@@ -23,10 +23,12 @@ def part_path(path: Path) -> Path:
 def replacing(path: Path) -> Generator[Path]:
     """Yield the path of a new file to write. At the end of the `with`, this file replaces `path`.
 
+    Only the user of this process can read the file, because such files can have private content.
     If the body raises an error, the new file is deleted and `path` is unchanged.
     """
     part = part_path(path)
     try:
+        part.touch(mode=0o600, exist_ok=False)
         yield part
         part.replace(path)
     finally:

@@ -11,6 +11,7 @@ from support.edge.live_edge import AUDIO, UPDATE, closed, end, live_edge, receiv
 from support.monitoring.log_state import restored_logging
 from support.worker.worker_harness import asks, chat, chat_failure, running_worker, unit
 
+from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.v1 import session_pb2, trace_pb2
 
@@ -66,6 +67,29 @@ async def test_edge_logs_nothing_of_a_frame_that_cannot_be_read(
         await client.send(f"{{{PRIVATE}")
         await closed(client, 1003)
     check(log)
+
+
+async def test_edge_logs_no_text_of_a_request_that_it_refuses(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    async with live_edge() as edge:
+        edge.fabric.is_automatic = False
+        async with edge.connect("?mode=audio&model=x") as client:
+            waiting = await edge.fabric.acquisitions.get()
+            refusal = FabricError(Reason.MODEL_NOT_SERVED, f"no worker serves {PRIVATE}")
+            waiting.events.put_nowait(refusal)
+            assert PRIVATE in str(await receive(client))
+            await closed(client, 1013)
+    assert "service_unavailable (service_unavailable)" in log.text
+    check(log)
+
+
+async def test_edge_logs_networks_of_clients_on_demand(log: pytest.LogCaptureFixture) -> None:
+    async with live_edge(log_addresses="short") as edge, edge.connect() as client:
+        await receive(client)
+        await end(client)
+    assert "of 127.0.0.0/24 on worker" in log.text
+    assert "127.0.0.1 on worker" not in log.text
 
 
 async def test_worker_logs_nothing_of_a_session_or_a_chat(log: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
 from duplane.edge.payload.rates import OUTPUT_RATE_HERTZ
-from duplane.edge.recording.storage import MODEL, REPLAY, USER, is_locked, lock
+from duplane.edge.recording.storage import MODEL, REPLAY, USER, create_file, is_locked, lock
 from duplane.fabric.audio import Samples
 
 _FRAME_BYTES = 4  # two channels of PCM16
@@ -35,7 +35,7 @@ def mix(directory: Path, max_bytes: int) -> bool:
             model = _open(directory / MODEL, files)
             if not 0 < _size_bytes(user, model) <= max_bytes:
                 return False
-            file = files.enter_context(part.open("wb"))
+            file = files.enter_context(create_file(part))
             lock(file.fileno())
             _mix_into(file.fileno(), user, model)
             part.replace(directory / REPLAY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -17,7 +19,7 @@ from duplane.edge.recording.storage import Meta, safe_name
 from duplane.edge.recording.writer import Direction, RecordingWriter
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 10.0  # for the queued jobs when the process ends
+_CLOSE_S = 10.0  # for the queued jobs when the process ends, or before something is erased
 _MAX_PATH = 256  # characters
 _EVENT_BYTES = 256  # memory of a queued event besides its bytes
 # Bytes on disk per submitted byte, at most: audio that came as base64 of float32 is stored both
@@ -104,6 +106,18 @@ class Recorder:
             self._timer.cancel()
         self._writing.close(_CLOSE_S)
         self._upkeep.close(_CLOSE_S)
+
+    async def written(self) -> None:
+        """Wait until everything queued so far is on disk. Raises TimeoutError after `_CLOSE_S`."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def notify() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(done.set)
+
+        self.submit(notify, 0)
+        async with asyncio.timeout(_CLOSE_S):
+            await done.wait()
 
     def begin(
         self, session_id: str, url_path: str, mode: str, identity: dict[str, str], now: Moment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.recording.storage import (
     REPLAY,
     STREAM,
+    delete_leftovers,
+    delete_recording,
     is_running,
     read_meta,
     recordings,
@@ -21,7 +22,6 @@ from duplane.edge.recording.storage import (
 )
 
 _log = logging.getLogger(__name__)
-_DELETED = ".deleted-"  # no recording's name can begin with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ def sweep(
     `reserved_bytes` of `max_total_bytes` stay free. The recording `kept` is not deleted.
     """
     root = settings.directory
-    for left_over in root.glob(f"{_DELETED}*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    delete_leftovers(root)
     if settings.max_age_s is None and settings.max_total_bytes is None:
         return []
     stored = [_stored(directory, now_s) for directory in recordings(root)]
@@ -81,11 +80,8 @@ def sweep(
     for recording in deleted:
         if recording.directory == kept:
             continue
-        # Rename the directory first, so that a reader never sees an incomplete recording.
-        renamed = root / f"{_DELETED}{recording.directory.name}"
         try:
-            recording.directory.rename(renamed)
-            shutil.rmtree(renamed)
+            delete_recording(recording.directory)
         except OSError as error:
             _log.warning("recording %s cannot be deleted: %s", recording.directory.name, error)
     return [recording.directory.name for recording in deleted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -22,6 +23,9 @@ USER = "user.wav"
 MODEL = "model.wav"
 REPLAY = "replay.wav"  # stereo: the user on the left, the model on the right
 
+_DELETED = ".deleted-"  # no recording's name can begin with it
+_FILE_MODE = 0o600  # what is recorded is private
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -30,7 +34,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 class Meta:
     """The meta of a recording. Times are Unix seconds.
 
-    The meta never contains secret keys or client addresses.
+    The meta never contains secret keys or client addresses. Its `identity` has the ids of the
+    client: `client_id`, which the client chooses, and `tenant` and `subject` of its credential.
 
     `ended_at` is absent while the session runs. A recording is incomplete if events were lost
     because of a full queue or disk, or if the process was killed before the session ended.
@@ -64,6 +69,11 @@ def safe_name(name: str) -> str:
 def write_meta(directory: Path, meta: Meta) -> None:
     """Replace the meta of a recording. Raises OSError."""
     write_atomically(directory / META, orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2))
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Create a file of a recording, which only this user can read. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb")
 
 
 def read_meta(directory: Path) -> Meta | None:
@@ -118,6 +128,23 @@ def recordings(root: Path) -> list[Path]:
 def is_recording(directory: Path) -> bool:
     """Return whether this is the directory of a recording. A symbolic link does not count."""
     return not directory.is_symlink() and (directory / STREAM).is_file()
+
+
+def delete_recording(directory: Path) -> None:
+    """Delete a recording. Raises OSError; FileNotFoundError if it has been deleted already.
+
+    The directory is renamed first, so that a reader never sees an incomplete recording. A process
+    that still writes the recording notices that it is deleted, and writes no more.
+    """
+    renamed = directory.with_name(f"{_DELETED}{directory.name}")
+    directory.rename(renamed)
+    shutil.rmtree(renamed)
+
+
+def delete_leftovers(root: Path) -> None:
+    """Delete the recordings whose deletion was interrupted."""
+    for left_over in root.glob(f"{_DELETED}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
 
 
 def lock(file: int) -> None:

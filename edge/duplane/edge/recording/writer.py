@@ -15,7 +15,16 @@ import orjson
 
 from duplane.edge.payload.rates import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
 from duplane.edge.recording.events import Blob, payload_trace, split
-from duplane.edge.recording.storage import BLOBS, MODEL, STREAM, USER, Meta, lock, write_meta
+from duplane.edge.recording.storage import (
+    BLOBS,
+    MODEL,
+    STREAM,
+    USER,
+    Meta,
+    create_file,
+    lock,
+    write_meta,
+)
 from duplane.edge.recording.wav_writer import WavWriter, wav_file
 from duplane.fabric.audio import AudioError, Samples, samples_from_pcm
 
@@ -39,6 +48,10 @@ _RATES_HERTZ = {Direction.UP: INPUT_RATE_HERTZ, Direction.DOWN: OUTPUT_RATE_HERT
 
 class RecordingFullError(OSError):
     """The recording has reached its largest size."""
+
+
+class RecordingDeletedError(OSError):
+    """Somebody has deleted the recording while its session runs."""
 
 
 class RecordingWriter:
@@ -74,10 +87,15 @@ class RecordingWriter:
         self._meta.is_incomplete = bool(self._meta.error or self._meta.lost_event_count)
         with contextlib.suppress(OSError):  # the error that ended the recording is in the log
             write_meta(self.directory, self._meta)
+        self._close_files()
+
+    def _close_files(self) -> None:
         for wav in self._wavs.values():
             wav.close()
+        self._wavs.clear()
         if self._stream >= 0:
             os.close(self._stream)
+            self._stream = -1
 
     def _guard(self, step: Callable[[], None]) -> None:
         """Run `step`; end the recording if it raises OSError."""
@@ -87,6 +105,9 @@ class RecordingWriter:
             self._meta.error = error.strerror or str(error)
             self._meta.is_incomplete = True
             _log.warning("recording %s stops: %s", self._meta.session_id, self._meta.error)
+            if not self.directory.exists():
+                self._close_files()  # it was deleted: the disk must keep nothing of it
+                return
             with contextlib.suppress(OSError):
                 write_meta(self.directory, self._meta)
 
@@ -104,6 +125,8 @@ class RecordingWriter:
         part.rename(self.directory / STREAM)  # from now on it is listed as running
 
     def _write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes) -> None:
+        if os.fstat(self._stream).st_nlink == 0:
+            raise RecordingDeletedError("the recording was deleted")
         event, blobs = split(frame, self._blob_count)
         rate_hertz = _RATES_HERTZ[direction]
         for blob in blobs:
@@ -132,7 +155,8 @@ class RecordingWriter:
 
     def _write_blob(self, name: str, content: bytes) -> None:
         self._count(len(content))
-        (self.directory / name).write_bytes(content)
+        with create_file(self.directory / name) as file:
+            file.write(content)
 
     def _count(self, byte_count: int) -> None:
         self._free_bytes -= byte_count

@@ -112,3 +112,18 @@ def test_headers_that_come_twice_are_one_list() -> None:
     headers = join_headers(fields)
     assert headers == {FORWARDED: "1.2.3.4, 5.6.7.8", "host": "e"}
     assert identify("10.1.1.1", headers, TRUSTED).address == "5.6.7.8"
+
+
+@pytest.mark.parametrize(
+    ("address", "short"),
+    [
+        ("192.0.2.77", "192.0.2.0/24"),
+        ("::ffff:192.0.2.77", "192.0.2.0/24"),
+        ("2001:db8:1:2:3::4", "2001:db8:1::/48"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_log_lines_show_an_address_whole_or_its_network(address: str, short: str) -> None:
+    client = ClientAddress(address, is_local=False)
+    assert client.logged("full") == address
+    assert client.logged("short") == short
