@@ -13,6 +13,7 @@ from support.certificates import write_certificate
 from support.edge.live_edge import LiveEdge, live_edge
 from support.protocols.transcripts import jpeg, wav
 from support.tools.command import run_command
+from websockets.asyncio.server import ServerConnection, serve
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
@@ -205,3 +206,28 @@ def test_message_about_dialects_names_all_four() -> None:
     code, output = run_command("talk", "--dialect", "E")
     assert code == 2
     assert "A, B, C, D" in output
+
+
+async def test_a_key_is_shown_to_the_server(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_text("dpk_1_secret\n")
+    shown: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    async def read(connection: ServerConnection) -> None:
+        assert connection.request
+        shown.set_result(connection.request.headers.get("Authorization"))
+
+    async with serve(read, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with client.connected(f"ws://127.0.0.1:{port}", key_file=key):
+            assert await shown == "Bearer dpk_1_secret"
+
+
+async def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("dpk_1_secret")
+    key.chmod(0o644)
+    with pytest.raises(UsageError, match="^key_file: other users"):
+        async with client.connected("ws://127.0.0.1:9", key_file=key):
+            pass

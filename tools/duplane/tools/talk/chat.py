@@ -150,7 +150,7 @@ class _Chat:
     async def _hold_d(self) -> None:
         for number, text in enumerate(self._settings.texts):
             url = full_url(self._settings.url, "/ws/chat")
-            async with connected(url, self._settings.ca) as connection:
+            async with connected(url, self._settings.ca, self._settings.key_file) as connection:
                 await _send(connection, self._request(text))
                 reply = _Reply(number)
                 async for event in _events(connection, ""):
@@ -165,7 +165,7 @@ class _Chat:
 
     async def _hold_b(self) -> None:
         url = full_url(self._settings.url, "/v1/realtime?mode=chat")
-        async with connected(url, self._settings.ca) as connection:
+        async with connected(url, self._settings.ca, self._settings.key_file) as connection:
             await _send(connection, {"type": "session.init", "payload": {}})
             events = _events(connection, "session.")
             await _until(events, "session.created")

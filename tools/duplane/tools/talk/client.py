@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ, AudioError, Samples, read_audio_file
+from duplane.fabric.secret_files import read_secret
 from duplane.tools.command import CommandError, UsageError
 from duplane.tools.talk.dialects import Message, TalkDialect
 
@@ -44,17 +45,25 @@ class TalkError(CommandError):
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str, ca: Path | None = None) -> AsyncGenerator[ClientConnection]:
+async def connected(
+    url: str, ca: Path | None = None, key_file: Path | None = None
+) -> AsyncGenerator[ClientConnection]:
     """Connect to a server for the body of the `with`, without a proxy.
 
-    `ca` is a file of certificates (PEM) to trust in place of the system's. Raises ConnectError.
+    `ca` is a file of certificates (PEM) to trust in place of the system's, `key_file` a file with
+    the key or token to show. Raises ConnectError, and UsageError for an unusable file of a key.
     """
+    try:
+        key = read_secret(key_file, "key_file") if key_file else ""
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     is_tls = urlsplit(url).scheme == "wss"
     try:
         context = ssl.create_default_context(cafile=ca) if is_tls else None
         connection = await connect(
             url,
             ssl=context,
+            additional_headers={"Authorization": f"Bearer {key}"} if key else None,
             open_timeout=OPEN_TIMEOUT_S,
             max_size=_MAX_MESSAGE_BYTES,
             compression=None,

@@ -171,7 +171,7 @@ async def _converse(
     url = full_url(settings.url, dialect.path(settings.mode))
     pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
     try:
-        async with connected(url, settings.ca) as connection:
+        async with connected(url, settings.ca, settings.key_file) as connection:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await begin(connection, dialect, print_position)
             units = _units(speech, settings.tail_s)

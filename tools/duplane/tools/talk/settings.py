@@ -54,6 +54,9 @@ class TalkSettings:
     """Seed of the session: the same seed and sound give the same answers. Dialect B only."""
     ca: ExistingFile | None = None
     """Certificates (PEM) to trust with wss://, in place of the system's."""
+    key_file: ExistingFile | None = None
+    """File with the API key or the token that the client shows. Other users must not be able to
+    read it."""
     tail_s: Annotated[NonNegativeFloat, Parameter("--tail")] = 5.0
     """Seconds of silence to send after the file."""
 
