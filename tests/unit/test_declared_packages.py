@@ -84,7 +84,7 @@ def foreign(files: list[Path]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (("proto", "edge", "scheduler"), ("",)),
+        (("proto", "edge", "scheduler"), ("", "jwt")),
         (("worker", "tools"), ("", "worker", "dev")),
         (("tests",), ("", "worker", "dev")),
     ],
@@ -112,5 +112,5 @@ def test_every_declared_package_is_pinned() -> None:
 def test_every_declared_package_of_the_product_is_imported() -> None:
     imported = {package for module in foreign(sources(*FOLDERS)) for package in packages_of(module)}
     loaded_by_others = {"transformers"}
-    declared = names(project()[""]) | names(project()["worker"])
+    declared = {name for extra in ("", "jwt", "worker") for name in names(project()[extra])}
     assert declared - imported - loaded_by_others == set()
