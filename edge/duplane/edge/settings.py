@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
 
+from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.transport.client_address import AddressForm, parse_networks
 from duplane.fabric.addresses import parse_address
@@ -271,6 +272,7 @@ class EdgeSettings:
     IPv6)."""
     log_format: LogFormat = "text"
     """Format of log lines: text, or JSON with one object per line."""
+    credentials: CredentialSettings = field(default_factory=CredentialSettings)
     limits: Limits = field(default_factory=Limits)
     recording: RecordingSettings | None = None
 

@@ -12,6 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.tools.command import run_command
 
+from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric import process
@@ -21,11 +22,16 @@ from duplane.worker.settings import ScriptSettings, SessionLimits, WorkerSetting
 from pages.settings import VERBS, Setting, settings_of, settings_page
 
 CLASSES: dict[str, tuple[type, ...]] = {
-    "edge": (EdgeSettings, Limits, RecordingSettings),
+    "edge": (EdgeSettings, CredentialSettings, Limits, RecordingSettings),
     "scheduler": (SchedulerSettings,),
     "worker": (WorkerSettings, ScriptSettings, SessionLimits),
 }
-GROUPS = {"limits", "recording", "script"}  # fields whose values are settings classes
+GROUPS = {
+    "credentials",
+    "limits",
+    "recording",
+    "script",
+}  # fields whose values are settings classes
 Run = Callable[..., Any]
 
 
@@ -215,6 +221,30 @@ def test_recording_is_switched_on_by_flag_and_by_environment(run: Run, tmp_path:
     assert (code, "record-consent" in output) == (2, True)
 
 
+def test_settings_of_credentials_are_set_by_flags(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    expected = CredentialSettings(
+        auth="keys",
+        api_keys=file,
+        operator_keys=file,
+        jwks="https://issuer.example/jwks",
+        jwt_issuer="i",
+        jwt_audience="a",
+        jwt_algorithms=("ES256", "RS256"),
+        jwt_operators=True,
+        token_key_file=file,
+    )
+    arguments = ["--jwt-operators"]
+    for name in (field.name for field in dataclasses.fields(expected)):
+        value = getattr(expected, name)
+        if value is not True:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            arguments += [f"--{name.replace('_', '-')}", text]
+    assert run("edge", *arguments).credentials == expected
+    assert run("edge").credentials == CredentialSettings()
+
+
 def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -241,7 +271,8 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     settings = run("edge", *arguments)
     assert {name: getattr(settings, name) for name in expected} == expected
     fields = {field.name for field in dataclasses.fields(EdgeSettings)}
-    assert fields == expected.keys() | {"limits", "listen", "needs", "recording", "schedulers"}
+    others = {"credentials", "limits", "listen", "needs", "recording", "schedulers"}
+    assert fields == expected.keys() | others
     assert "secret" not in repr(settings)
     assert run("edge", "--need", "model=a,zone=b").needs == ("model=a", "zone=b")
 
