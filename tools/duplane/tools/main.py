@@ -6,6 +6,7 @@ from duplane.tools import grpc_environment, servers
 from duplane.tools.bench import verbs as bench_verbs
 from duplane.tools.checkpoint import verbs as checkpoint_verbs
 from duplane.tools.command import app, main, run
+from duplane.tools.keys import verbs as key_verbs
 from duplane.tools.operators import verbs as operator_verbs
 from duplane.tools.talk import verbs as talk_verbs
 from duplane.tools.trace import verb as trace_verb
@@ -14,7 +15,7 @@ from duplane.tools.up import verb as up_verb
 __all__ = ["app", "grpc_environment", "main", "run"]
 
 VERBS = (
-    *(up_verb, servers, talk_verbs, operator_verbs, trace_verb),
+    *(up_verb, servers, talk_verbs, operator_verbs, key_verbs, trace_verb),
     *(checkpoint_verbs, bench_verbs),
 )
 """Modules that register verbs when they are imported."""
