@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import NoReturn
 
 import grpc.aio
@@ -12,6 +13,7 @@ from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.store.base import DrainRequest, Worker
 
 WRITE_TIMEOUT_S = 30.0  # a worker that does not read a message for this long loses its stream
+_LAST_WRITE_S = 1.0  # time to end a write when the stream ends
 Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
 
 
@@ -61,7 +63,7 @@ class WorkerStream:
             message = self._outbox.pop(next(iter(self._outbox)))
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await context.write(message)
+                    await _write(context, message)
             except TimeoutError:
                 why = "the worker does not read its messages"
                 raise FabricError(Reason.UNAVAILABLE, why) from None
@@ -73,6 +75,21 @@ class WorkerStream:
         await self._has_failed.wait()
         if self._failure:
             raise self._failure
+
+
+async def _write(context: Context, message: registry_pb2.AttachResponse) -> None:
+    """Write one message. If cancelled, end the write first, for at most `_LAST_WRITE_S`.
+
+    gRPC cannot send the error that ends a call while a write is in progress.
+    """
+    writing = asyncio.ensure_future(context.write(message))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        with contextlib.suppress(TimeoutError, grpc.aio.BaseError):
+            async with asyncio.timeout(_LAST_WRITE_S):
+                await writing
+        raise
 
 
 def _is_covered(revoke: registry_pb2.Revoke, waiting: registry_pb2.Revoke) -> bool:

@@ -32,6 +32,47 @@ async def test_a_write_to_an_ended_stream_is_an_error_of_the_fabric() -> None:
     assert raised.value.reason is Reason.UNAVAILABLE
 
 
+class SlowContext:
+    """A call whose write ends only when it is told to."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.has_ended = False
+
+    async def write(self, message: registry_pb2.AttachResponse) -> None:
+        del message
+        self.has_begun.set()
+        await self.may_end.wait()
+        self.has_ended = True
+
+
+async def test_cancelled_stream_ends_its_write_before_its_error_can_be_sent() -> None:
+    stream, context = new_stream(), SlowContext()
+    stream.send(registry_pb2.AttachResponse())
+    writing = asyncio.create_task(stream.write_messages(cast("Any", context)))
+    await context.has_begun.wait()
+    writing.cancel()
+    context.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert context.has_ended
+
+
+async def test_cancelled_stream_does_not_wait_for_a_worker_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_stream, "_LAST_WRITE_S", 0.01)
+    stream, context = new_stream(), SlowContext()
+    stream.send(registry_pb2.AttachResponse())
+    writing = asyncio.create_task(stream.write_messages(cast("Any", context)))
+    await context.has_begun.wait()
+    writing.cancel()
+    async with asyncio.timeout(WITHIN_S):
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+
+
 class Reader:
     """A worker that reads only `count` messages."""
 
