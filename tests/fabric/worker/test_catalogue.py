@@ -19,7 +19,7 @@ from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
-from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
 from duplane.worker.models.chat import ChatOutput, ChatRequest, Finish
 from duplane.worker.settings import SessionLimits
 from pages.events import read
@@ -73,6 +73,9 @@ async def opened_with(rig: Rig, settings: object) -> dict[str, Any]:
     assert isinstance(settings, session_pb2.Open)
     async with rig.opened(settings=settings):
         options = asdict(rig.model.options[0])
+        await rig.scheduler.until(
+            lambda: rig.scheduler.report.slots[0].state != registry_pb2.SLOT_STATE_FREE
+        )
     await rig.all_free()
     return {  # the contract uses float32
         name: round(value, 6) if isinstance(value, float) else value
