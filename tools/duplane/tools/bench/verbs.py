@@ -7,6 +7,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
+import uvloop
 from cyclopts import App
 
 from duplane.fabric import process
@@ -36,7 +37,9 @@ def _run(measuring: Coroutine[Any, Any, object]) -> int:
         await task
 
     try:
-        asyncio.run(run())
+        # A loop of asyncio in Python 3.11 loses the exit code of a process that ends while it is
+        # signalled, and warns of it.
+        uvloop.run(run())
     except (KeyboardInterrupt, asyncio.CancelledError):
         return process.EXIT_INTERRUPTED
     return 0
