@@ -228,6 +228,6 @@ async def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("dpk_1_secret")
     key.chmod(0o644)
-    with pytest.raises(UsageError, match="^key_file: other users"):
+    with pytest.raises(UsageError, match=r"^key_file: other users"):
         async with client.connected("ws://127.0.0.1:9", key_file=key):
             pass
