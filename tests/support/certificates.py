@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,8 +15,13 @@ from cryptography.x509.oid import NameOID
 _DAY = timedelta(days=1)
 
 
-def write_certificate(directory: Path, name: str, *, is_rsa: bool = False) -> tuple[Path, Path]:
-    """Write a self-signed certificate for 127.0.0.1; replace each existing file atomically."""
+def write_certificate(
+    directory: Path, name: str, *, is_rsa: bool = False, host_names: Sequence[str] = ()
+) -> tuple[Path, Path]:
+    """Write a self-signed certificate for 127.0.0.1 and these hosts.
+
+    Each existing file is replaced atomically.
+    """
     key = (
         rsa.generate_private_key(65537, 2048) if is_rsa else ec.generate_private_key(ec.SECP256R1())
     )
@@ -26,7 +32,12 @@ def write_certificate(directory: Path, name: str, *, is_rsa: bool = False) -> tu
         .not_valid_before(now - _DAY)
         .not_valid_after(now + _DAY)
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.SubjectAlternativeName(
+                [
+                    x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+                    *map(x509.DNSName, host_names),
+                ]
+            ),
             critical=False,
         )
         .sign(key, hashes.SHA256())
