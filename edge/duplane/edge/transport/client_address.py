@@ -26,13 +26,16 @@ _FORWARDING_PREFIXES = ("x-forwarded", "x-original-", "x-envoy-", "x-azure-", "c
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """The address of a client. `is_local` means that the client runs on this machine.
+    """The address of a client.
 
-    If a proxy on this machine adds no headers, its remote clients look local, too.
+    `is_direct` means that the client runs on this machine and is no proxy. `is_local` means that,
+    besides, its request names this machine and comes from no foreign web page. If a proxy on this
+    machine adds no headers, its remote clients look direct and local, too.
     """
 
     address: str
     is_local: bool
+    is_direct: bool = False
 
     @property
     def network(self) -> str:
@@ -84,7 +87,9 @@ def identify(
     if client is None:
         return ClientAddress(connected, is_local=False)
     if not _is_in(client, trusted):
-        return ClientAddress(str(client), is_local=client.is_loopback and _is_direct(headers))
+        is_direct = client.is_loopback and not _is_forwarded(headers)
+        is_local = is_direct and _names_this_machine(headers)
+        return ClientAddress(str(client), is_local, is_direct)
     forwarded = headers.get("x-forwarded-for") or headers.get("x-real-ip", "")
     for hop in reversed(forwarded.split(",")):
         before = parse_ip(hop.strip())
@@ -96,15 +101,17 @@ def identify(
     return ClientAddress(str(client), is_local=False)
 
 
-def _is_direct(headers: Mapping[str, str]) -> bool:
-    """Return whether the headers show neither a proxy nor a foreign web page.
+def _is_forwarded(headers: Mapping[str, str]) -> bool:
+    """Return whether the headers show a proxy: it adds headers for its remote clients."""
+    return any(name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES) for name in headers)
 
-    A proxy adds forwarding headers for its remote clients. A foreign web page can make a browser on
-    this machine send a request; the `Host` or `Origin` of this request then names the page's own
-    host.
+
+def _names_this_machine(headers: Mapping[str, str]) -> bool:
+    """Return whether the headers name this machine, and no foreign web page.
+
+    A foreign web page can make a browser on this machine send a request; the `Host` or `Origin` of
+    this request then names the page's own host.
     """
-    if any(name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES) for name in headers):
-        return False
     origin = headers.get("origin")
     is_foreign = origin is not None and not _is_this_machine(origin.partition("://")[2])
     return _is_this_machine(headers.get("host", "")) and not is_foreign

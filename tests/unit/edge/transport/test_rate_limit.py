@@ -1,4 +1,4 @@
-"""The rate limit of units, and the CPU quota of a client."""
+"""Rate limits: units, CPU time of a client, events of a network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duplane.edge.transport.rate_limit import RateLimit, cpu_quota, unit_rate
+from duplane.edge.transport.rate_limit import (
+    NetworkRates,
+    RateLimit,
+    cpu_quota,
+    failed_logins,
+    unit_rate,
+)
 
 
 def spend_all(pace: RateLimit, due_s: float, now_s: float) -> tuple[int, float]:
@@ -59,3 +65,29 @@ def test_work_that_waits_as_told_is_its_share_and_no_less(works: list[float], pa
     for work_s in works:
         now_s += share.spend(now_s, work_s)
     assert now_s == pytest.approx(max(0.0, (sum(works) - 0.05) / part), abs=1e-6)
+
+
+def test_each_network_has_its_own_burst_and_rate() -> None:
+    rates = NetworkRates(2.0, 4.0)
+    assert [rates.spend("a", 10.0) for _ in range(4)] == [0.0] * 4
+    assert rates.spend("a", 10.0) == pytest.approx(0.5)
+    assert rates.spend("b", 10.0) == 0.0
+    assert rates.wait_s("a", 10.25) == pytest.approx(0.25)
+    assert rates.spend("a", 10.5) == 0.0  # what was refused did not count
+    assert rates.spend("a", 10.5) == pytest.approx(0.5)
+
+
+def test_ten_logins_may_fail_in_a_minute() -> None:
+    rates = failed_logins()
+    assert [rates.spend("a", 0.0) for _ in range(10)] == [0.0] * 10
+    assert rates.wait_s("a", 0.0) == pytest.approx(6.0)
+    assert rates.wait_s("a", 6.0) == 0.0
+    assert [rates.spend("a", 60.0) for _ in range(10)] == [0.0] * 10
+
+
+def test_oldest_network_is_forgotten_first() -> None:
+    rates = NetworkRates(1.0, 1.0)
+    for name in ("old", "new", *map(str, range(9_999))):
+        assert rates.spend(name, 0.0) == 0.0
+    assert rates.wait_s("new", 0.0) == 1.0
+    assert rates.wait_s("old", 0.0) == 0.0
