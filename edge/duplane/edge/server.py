@@ -7,42 +7,38 @@ import contextlib
 import logging
 import resource
 import signal
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import replace
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-
+from duplane.edge.access import Authenticator
 from duplane.edge.clock import Clock, LoopClock
+from duplane.edge.http.access_control import AccessControl
 from duplane.edge.http.application import application
+from duplane.edge.http.authorization import OpenAuthenticator
 from duplane.edge.http.routes import edge_routes
+from duplane.edge.listener import Listener
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.recording.recorder import Recorder
 from duplane.edge.recording.storage import prepare
 from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
+from duplane.edge.transport.certificate_names import CertificateNames
 from duplane.edge.transport.client_address import parse_networks
-from duplane.edge.transport.client_protocol import ConnectionLimiter, client_protocols
+from duplane.edge.transport.client_protocol import ConnectionLimiter
 from duplane.edge.transport.collection_time import CollectionTime
+from duplane.edge.transport.origins import BrowserRules
+from duplane.edge.transport.rate_limit import request_rates
 from duplane.edge.transport.tls import Certificate
-from duplane.fabric.addresses import Address, parse_address
+from duplane.fabric.addresses import parse_address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
 
 _log = logging.getLogger(__name__)
+_OPERATOR_CONNECTIONS = 64  # of the listener of operators, in total; further ones are cut
 _OTHER_FILES = 512  # open files that are not connections of clients
-
-# Requests that cannot be parsed are not logged, since the clients are at fault.
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(lambda record: not _is_client_fault(record))
-
-
-def _is_client_fault(record: logging.LogRecord) -> bool:
-    return bool(record.exc_info) and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
@@ -66,12 +62,21 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
 
 
 class Edge:
-    """One edge process: its listening socket and its sessions."""
+    """One edge process: its listening sockets and its sessions.
+
+    `operator_address` is empty if operators are served at `address`. `routes` are those of both.
+    """
 
     def __init__(
-        self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
+        self,
+        settings: EdgeSettings,
+        fabric: FabricClient,
+        telemetry: Telemetry,
+        clock: Clock,
+        authenticator: Authenticator,
     ) -> None:
         self.address = ""
+        self.operator_address = ""
         self._settings = settings
         self._clock = clock
         self.certificate: Certificate | None = None
@@ -80,7 +85,14 @@ class Edge:
         if settings.recording:
             prepare(settings.recording.directory)
         self._sessions = SessionRegistry(settings, fabric, telemetry, clock)
-        self._application = application(edge_routes(settings, fabric, self._sessions, clock))
+        self.routes = edge_routes(settings, fabric, self._sessions, clock)
+        self._proxies = parse_networks(settings.trusted_proxies)
+        self._control = AccessControl(
+            authenticator,
+            _browser_rules(settings),
+            self._proxies,
+            request_rates(settings.limits.client_requests_per_s),
+        )
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -90,31 +102,23 @@ class Edge:
         fabric: FabricClient,
         telemetry: Telemetry,
         clock: Clock | None = None,
+        authenticator: Authenticator | None = None,
     ) -> AsyncGenerator[Edge]:
         """Serve at `settings.listen` during the body of the `with`; then end the running sessions.
 
         Raises StartError.
         """
+        authenticator = authenticator or OpenAuthenticator(settings.admin_token)
         try:
-            edge = cls(settings, fabric, telemetry, clock or LoopClock())
+            edge = cls(settings, fabric, telemetry, clock or LoopClock(), authenticator)
         except ValueError as error:
             raise StartError(str(error)) from None
-        http = web.AppRunner(
-            edge._application,
-            handler_cancellation=True,  # a lost connection cancels its request
-            shutdown_timeout=settings.limits.close_s,
-        )
-        await http.setup()
-        with CollectionTime().counted() as collections:
-            try:
-                server = await edge._listen(http, collections)
-            except OSError as error:
-                await http.cleanup()
-                raise StartError(f"cannot listen on {settings.listen}: {error}") from None
-            host = parse_address(settings.listen, "listen", min_port=0).host
-            edge.address = str(Address(host, _bound_port(server)))
-            recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
-            edge._sessions.recorder = recorder
+        async with contextlib.AsyncExitStack() as stack:
+            collections = stack.enter_context(CollectionTime().counted())
+            stack.push_async_callback(edge._close_recorder)
+            if settings.recording:
+                edge._sessions.recorder = Recorder(settings.recording, edge._clock)
+            await edge._listen(stack, collections)
             watching = asyncio.create_task(edge._sessions.watch_workers())
             try:
                 async with edge.certificate.watching() if edge.certificate else nullcontext():
@@ -123,49 +127,36 @@ class Edge:
                 watching.cancel()
                 await asyncio.wait({watching})
                 await edge._sessions.end_all(settings.limits.close_s)
-                server.close()
-                await http.cleanup()
-                await server.wait_closed()
-                await edge.idle()  # sessions write to recordings until they end
-                if recorder:
-                    await asyncio.to_thread(recorder.close)
 
-    async def _listen(self, http: web.AppRunner, collections: CollectionTime) -> asyncio.Server:
-        settings = self._settings
-        limits = self._settings.limits
-        address = parse_address(settings.listen, "listen", min_port=0)
-        assert http.server, "`setup` was called"
-        limiter = ConnectionLimiter(limits, parse_networks(settings.trusted_proxies))
+    async def _listen(self, stack: contextlib.AsyncExitStack, collections: CollectionTime) -> None:
+        """Listen until the stack is closed. Raises StartError."""
+        settings, limits = self._settings, self._settings.limits
+        tls = self.certificate.context if self.certificate else None
+        limiter = ConnectionLimiter(limits, self._proxies)
         self.metrics.observe_connections(lambda: limiter.counts)
-        protocols = client_protocols(
-            http.server,
-            limits,
-            limiter,
-            collections,
-            access_log=None,
-            logger=_http_log,
-            auto_decompress=False,  # compressed requests are not supported
+        address = parse_address(settings.listen, "listen", min_port=0)
+        clients = Listener(address, limits, limiter, collections, tls, settings.reuse_port)
+        has_operators = not settings.operator_listen
+        control = replace(self._control, has_operators=has_operators)
+        self.address = await stack.enter_async_context(
+            clients.serving(application(self.routes, control))
         )
-        server = await asyncio.get_running_loop().create_server(
-            protocols,
-            address.host,
-            address.port,
-            reuse_port=settings.reuse_port or None,
-            **self._tls(),
+        if has_operators:
+            return
+        address = parse_address(settings.operator_listen, "operator_listen", min_port=0)
+        few = replace(limits, connection_count=_OPERATOR_CONNECTIONS)
+        limiter = ConnectionLimiter(few, self._proxies)
+        tls = None if address.is_loopback else tls
+        operators = Listener(address, limits, limiter, collections, tls)
+        self.operator_address = await stack.enter_async_context(
+            operators.serving(application(self.routes, self._control))
         )
-        for listening in server.sockets:
-            _set_user_timeout(listening, limits.ping_s)
-        return server
+        _log.info("operators are served at %s", self.operator_address)
 
-    def _tls(self) -> dict[str, Any]:
-        if self.certificate is None:
-            return {}
-        limits = self._settings.limits
-        return {
-            "ssl": self.certificate.context,
-            "ssl_handshake_timeout": limits.handshake_s,
-            "ssl_shutdown_timeout": limits.close_s,
-        }
+    async def _close_recorder(self) -> None:
+        await self.idle()  # sessions write to recordings until they end
+        if recorder := self._sessions.recorder:
+            await asyncio.to_thread(recorder.close)
 
     @property
     def metrics(self) -> EdgeMetrics:
@@ -200,15 +191,8 @@ def make_room(connection_count: int) -> None:
             )
 
 
-def _set_user_timeout(listening: socket.socket, timeout_s: float) -> None:
-    """Let the kernel close connections whose peer acknowledges nothing for `timeout_s`.
-
-    This sets an option of the listening socket, which accepted sockets inherit. Only Linux has this
-    option; elsewhere the edge's own timeouts apply.
-    """
-    if option := getattr(socket, "TCP_USER_TIMEOUT", None):
-        listening.setsockopt(socket.IPPROTO_TCP, option, max(1, round(timeout_s * 1e3)))
-
-
-def _bound_port(server: asyncio.Server) -> int:
-    return int(next(iter(server.sockets)).getsockname()[1])
+def _browser_rules(settings: EdgeSettings) -> BrowserRules:
+    """Return the rules for browsers. The operator has chosen also the host name in `listen`."""
+    own = parse_address(settings.listen, "listen", min_port=0).host
+    hosts = (*settings.allowed_hosts, own)
+    return BrowserRules(settings.allowed_origins, hosts, CertificateNames(settings.tls_cert))

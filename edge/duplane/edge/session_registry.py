@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from duplane.edge.access import Caller, CallerKind, caller_of, client_address
 from duplane.edge.clock import Clock
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.content.apps import Apps
@@ -30,12 +31,7 @@ from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
-from duplane.edge.transport.client_address import (
-    ClientAddress,
-    identify,
-    join_headers,
-    parse_networks,
-)
+from duplane.edge.transport.client_address import ClientAddress, join_headers
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.logs import logged_ids
@@ -60,6 +56,16 @@ class ClientRequest:
     target: Target
     trace: trace_pb2.TraceContext
     client: ClientAddress
+    caller: Caller
+
+    @property
+    def network(self) -> str | None:
+        """The key by which limits per address count the session.
+
+        None for a client of this machine or with a credential, to which no such limit applies.
+        """
+        is_exempt = self.client.is_direct or self.caller.kind is not CallerKind.ANONYMOUS
+        return None if is_exempt else self.client.network
 
 
 class SessionRegistry:
@@ -78,7 +84,6 @@ class SessionRegistry:
         self._fabric = fabric
         self._telemetry = telemetry
         self._clock = clock
-        self._proxies = parse_networks(settings.trusted_proxies)
         self._runners: set[DuplexRunner | ChatRunner] = set()
         limits = settings.limits
         self._limiter = ClientLimiter(limits.session_count, limits.client_session_count)
@@ -168,7 +173,8 @@ class SessionRegistry:
             path,
             parse_target(path, headers),
             parse_trace(path, headers),
-            identify(request.remote or "", headers, self._proxies),
+            client_address(request),
+            caller_of(request),
         )
 
     @contextlib.contextmanager
@@ -190,14 +196,14 @@ class SessionRegistry:
         if self.is_draining:
             yield Close(CloseReason.SERVICE_UNAVAILABLE, "shutting down")
             return
-        release = self._limiter.acquire(request.client.network)
-        if isinstance(release, LimitReached):
-            yield Close(CloseReason.SERVICE_UNAVAILABLE, _LIMIT_MESSAGES[release])
+        permit = self._limiter.acquire(request.network)
+        if isinstance(permit, LimitReached):
+            yield Close(CloseReason.SERVICE_UNAVAILABLE, _LIMIT_MESSAGES[permit])
             return
         try:
             yield None
         finally:
-            release()
+            permit.release()
 
     def new_identity(self, request: ClientRequest) -> Identity:
         """Return the ids of a new session.

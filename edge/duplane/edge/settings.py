@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from cyclopts.types import ExistingDirectory, ExistingFile
 from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.transport.client_address import AddressForm, parse_networks
+from duplane.edge.transport.origins import check_hosts, parse_origins
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.settings import (
     LogFormat,
@@ -174,15 +176,20 @@ class Limits:
     # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096
     """Maximum number of connections of this edge, of any kind. Further connections are cut."""
-    client_connection_count: NonNegativeInt = 2048
+    client_connection_count: NonNegativeInt = 16
     """Maximum number of connections of one client address (IPv6: of one /64). Further connections
-    are cut. Trusted proxies are exempt."""
+    are cut. Trusted proxies, clients of this machine and clients with a credential are exempt."""
+    client_requests_per_s: PositiveFloat = 20.0
+    """Maximum number of requests and opened WebSockets per second of one client address (IPv6: of
+    one /64), with bursts of five times as many. Further ones get status 429. Clients of this
+    machine and clients with a credential are exempt."""
     session_count: NonNegativeInt = 2000
     """Maximum number of sessions of this edge. Further sessions are refused with close code
     1013."""
-    client_session_count: NonNegativeInt = 2000
+    client_session_count: NonNegativeInt = 4
     """Maximum number of sessions of one client address (IPv6: of one /64). Further sessions are
-    refused with code 1013. All clients behind a proxy that is not trusted count as one."""
+    refused with code 1013. All clients behind a proxy that is not trusted count as one. Clients of
+    this machine and clients with a credential are exempt."""
     drain_s: NonNegativeFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they get `server_shutdown`."""
 
@@ -241,9 +248,22 @@ class EdgeSettings:
     changes and on SIGHUP; open sessions continue."""
     tls_key: ExistingFile | None = None
     """Key of --tls-cert (PEM, no password)."""
+    operator_listen: str = ""
+    """Address at which operators are served, as HOST:PORT, for example 127.0.0.1:8007; port 0 picks
+    a free one. The other port then answers 404 for what only operators may do, and its lists have
+    no ids. Beyond this machine it has TLS if the edge has. Default: operators use the same port as
+    clients."""
     trusted_proxies: Names = ()
-    """Proxies whose X-Forwarded-For and X-Real-IP are believed: addresses and networks, separated
-    by commas."""
+    """Proxies whose X-Forwarded-For, X-Real-IP, X-Forwarded-Host and X-Forwarded-Proto are
+    believed: addresses and networks, separated by commas."""
+    allowed_origins: Names = ()
+    """Origins of web pages of other hosts or ports that may use the edge, as https://HOST[:PORT],
+    separated by commas; `*` means all. Default: only pages of the edge's own host and port. Clients
+    that are no browsers need no origin."""
+    allowed_hosts: Names = ()
+    """Host names by which clients may address the edge, besides IP addresses, localhost, the name
+    in --listen and the names in --tls-cert; separated by commas. `*.DOMAIN` means one more label,
+    `*` means all names."""
     admin_token: str = field(default="", repr=False)
     """Token that operators send as `Authorization: Bearer`, to change settings or read recordings.
     Default: only requests for localhost from this machine are accepted. Set a token if a proxy runs
@@ -288,7 +308,15 @@ class EdgeSettings:
             parse_address(scheduler, "schedulers")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
-        try:
-            parse_networks(self.trusted_proxies)
-        except ValueError as error:
-            raise ValueError(f"trusted_proxies: {error}") from None
+        if self.operator_listen:
+            parse_address(self.operator_listen, "operator_listen", min_port=0)
+        lists: Sequence[tuple[str, Callable[[Sequence[str]], object], Sequence[str]]] = (
+            ("trusted_proxies", parse_networks, self.trusted_proxies),
+            ("allowed_origins", parse_origins, self.allowed_origins),
+            ("allowed_hosts", check_hosts, self.allowed_hosts),
+        )
+        for name, parse, values in lists:
+            try:
+                parse(values)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None

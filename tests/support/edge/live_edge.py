@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -67,11 +67,14 @@ class Asked:
 
     def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
         self.address = address
-        self._client = client
+        self.client = client
 
     async def ask(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
+        """Send a request; `data` of bytes, text or pieces of bytes counts as JSON."""
         url = f"http://{self.address}{path}"
-        async with self._client.request(method, url, **request) as response:
+        if isinstance(request.get("data"), bytes | str | AsyncIterator):
+            request["headers"] = {"Content-Type": "application/json", **request.get("headers", {})}
+        async with self.client.request(method, url, **request) as response:
             assert response.headers["Connection"] == "close"
             assert "Server" not in response.headers
             return response.status, await response.json()
@@ -241,7 +244,7 @@ async def is_welcome(edge: LiveEdge) -> bool:
     """Return whether the edge answers a request on a new connection."""
     async with RawClient(edge.edge.address) as client:
         with contextlib.suppress(OSError):
-            await client.send(b"GET /health HTTP/1.1\r\nHost: e\r\n\r\n")
+            await client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return await client.read_all() != b""
 
 

@@ -34,7 +34,12 @@ SCHEDULER_FLAGS = (
     *("--ticket-limit", str(TICKET_LIMIT)),
 )
 WORKER_FLAGS = ("--slots", "1", "--stuck-after-s", "2", "--hung-after-s", "10")
-EDGE_FLAGS = ("--scheduler-s", "10", "--drain-s", "3")
+EDGE_FLAGS = (
+    *("--scheduler-s", "10", "--drain-s", "3"),
+    # All clients of these tests have one address.
+    *("--client-session-count", "2000", "--client-connection-count", "2000"),
+    *("--client-requests-per-s", "2000"),
+)
 
 
 class Cluster:

@@ -10,6 +10,7 @@ from typing import Any
 
 from support.time_limits import WITHIN_S
 
+from duplane.edge.access import Authenticator
 from duplane.edge.clock import Clock
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings
@@ -27,6 +28,7 @@ async def running_edge(
     *schedulers: str,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
+    authenticator: Authenticator | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Edge]:
     """Run an edge at a free port; at the end, end its sessions."""
@@ -34,7 +36,7 @@ async def running_edge(
     telemetry = telemetry or Telemetry("edge")
     async with (
         FabricClient(edge_settings.schedulers) as client,
-        Edge.listening(edge_settings, client, telemetry, clock) as edge,
+        Edge.listening(edge_settings, client, telemetry, clock, authenticator) as edge,
     ):
         yield edge
 

@@ -253,7 +253,10 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "reuse_port": True,
         "tls_cert": file,
         "tls_key": file,
+        "operator_listen": "127.0.0.1:8007",
         "trusted_proxies": ("10.0.0.0/8", "::1"),
+        "allowed_origins": ("https://voice.example", "http://localhost:3000"),
+        "allowed_hosts": ("voice.example", "*.voice.example"),
         "admin_token": "secret",
         "default_voice": file,
         "presets": tmp_path,
@@ -265,9 +268,11 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "log_level": "DEBUG",
         "log_format": "json",
     }
-    arguments = ["--reuse-port", "--trusted-proxies", "10.0.0.0/8,::1"]
-    for name in expected.keys() - {"reuse_port", "trusted_proxies"}:
-        arguments += [f"--{name.replace('_', '-')}", str(expected[name])]
+    arguments = ["--reuse-port"]
+    for name in expected.keys() - {"reuse_port"}:
+        value = expected[name]
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        arguments += [f"--{name.replace('_', '-')}", text]
     settings = run("edge", *arguments)
     assert {name: getattr(settings, name) for name in expected} == expected
     fields = {field.name for field in dataclasses.fields(EdgeSettings)}
@@ -282,6 +287,12 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     [
         (["--log-format", "xml"], "log-format"),
         (["--trusted-proxies", "proxy.example"], "trusted_proxies"),
+        (["--allowed-origins", "voice.example"], "allowed_origins"),
+        (["--allowed-origins", "null"], "allowed_origins"),
+        (["--allowed-origins", "https://voice.example/page"], "allowed_origins"),
+        (["--allowed-hosts", "voice.example:443"], "allowed_hosts"),
+        (["--allowed-hosts", "voice.*"], "allowed_hosts"),
+        (["--operator-listen", "nowhere"], "operator_listen"),
         (["--listen", "nowhere"], "listen"),
         (["--metrics-listen", "nowhere"], "metrics_listen"),
         (["--scheduler", "foo"], "schedulers"),

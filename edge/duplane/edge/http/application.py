@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.web_urldispatcher import AbstractRoute
 
+from duplane.edge.access import Handler
+from duplane.edge.http.access_control import AccessControl, add_headers
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer
 from duplane.fabric.errors import FabricError, Reason
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_KEPT_HEADERS = ("Allow", "Retry-After", "WWW-Authenticate")
 
 
-def application(routes: Iterable[web.RouteDef]) -> web.Application:
-    """Return an application that serves `routes` and answers every failure in JSON."""
-    app = web.Application(middlewares=[_render_failures])
-    app.on_response_prepare.append(_remove_server_header)
-    app.add_routes(routes)
+def application(routes: Iterable[HttpRoute], control: AccessControl) -> web.Application:
+    """Return an application that serves `routes` and answers every failure in JSON.
+
+    Each request has to pass `control`. The application does not start if somebody adds a route
+    without a level.
+    """
+    table: dict[AbstractRoute, HttpRoute] = {}
+
+    @web.middleware
+    async def check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await control.handle(request, handler, table)
+
+    async def check_levels(app: web.Application) -> None:
+        if unknown := [str(route) for route in app.router.routes() if route not in table]:
+            raise ValueError(f"routes without a level: {', '.join(unknown)}")
+
+    app = web.Application(middlewares=[_render_failures, check_access])
+    app.on_response_prepare.append(add_headers)
+    app.on_startup.append(check_levels)
+    for route in routes:
+        resource = app.router.add_resource(route.path)
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        for method in methods:
+            table[resource.add_route(method, route.handler)] = route
     return app
 
 
@@ -31,15 +54,11 @@ async def _render_failures(request: web.Request, handler: Handler) -> web.Stream
         if refusal.status == HTTPStatus.NOT_FOUND and is_websocket:
             return json_answer({"detail": "this path serves no WebSocket"}, refusal.status)
         answer = json_answer({"detail": refusal.text or refusal.reason}, refusal.status)
-        if allowed := refusal.headers.get("Allow"):
-            answer.headers["Allow"] = allowed
+        for name in _KEPT_HEADERS:
+            if value := refusal.headers.get(name):
+                answer.headers[name] = value
         return answer
     except FabricError as failure:
         if failure.reason is Reason.INVALID_FIELD:
             return json_answer({"detail": failure.message}, HTTPStatus.UNPROCESSABLE_ENTITY)
         return json_answer({"detail": "no scheduler answers"}, HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-async def _remove_server_header(_: web.Request, response: web.StreamResponse) -> None:
-    """Remove the header that names the server software."""
-    response.headers.popall("Server", None)

@@ -8,9 +8,11 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from duplane.edge.access import Level
 from duplane.edge.clock import Clock
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.d_http import DialectDHttp, error_body
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body
 from duplane.edge.modes import CHAT_MODE
 from duplane.edge.routing import HTTP_CHAT_PATH
@@ -40,9 +42,9 @@ class ChatRoutes:
         self._limits = limits
         self._clock = clock
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
-        return [web.post(HTTP_CHAT_PATH, self._chat)]
+        return [HttpRoute("POST", HTTP_CHAT_PATH, self._chat, Level.CLIENT)]
 
     async def _chat(self, request: web.Request) -> web.Response:
         chat_request = self._sessions.parse(request)

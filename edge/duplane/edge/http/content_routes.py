@@ -7,9 +7,10 @@ import logging
 import orjson
 from aiohttp import web
 
+from duplane.edge.access import Level, Scope
 from duplane.edge.content.apps import Apps, UnservedAppError
 from duplane.edge.content.assets import Assets
-from duplane.edge.http.authorization import RequireOperator
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body, read_object
 
 _log = logging.getLogger(__name__)
@@ -31,13 +32,15 @@ class AssetRoutes:
             key: orjson.dumps(audio) for key, audio in assets.preset_audio.items()
         }
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
         return [
-            web.get("/api/frontend_defaults", self._frontend_defaults),
-            web.get("/api/default_ref_audio", self._default_voice),
-            web.get("/api/presets", self._presets),
-            web.get("/api/presets/{mode}/{preset}/audio", self._preset_audio),
+            HttpRoute("GET", "/api/frontend_defaults", self._frontend_defaults, Level.CLIENT),
+            HttpRoute("GET", "/api/default_ref_audio", self._default_voice, Level.CLIENT),
+            HttpRoute("GET", "/api/presets", self._presets, Level.CLIENT),
+            HttpRoute(
+                "GET", "/api/presets/{mode}/{preset}/audio", self._preset_audio, Level.CLIENT
+            ),
         ]
 
     async def _frontend_defaults(self, _: web.Request) -> web.Response:
@@ -60,29 +63,26 @@ class AssetRoutes:
 class AppRoutes:
     """Lists and switches apps. `body_s` limits the time to receive a request's body."""
 
-    def __init__(self, apps: Apps, require_operator: RequireOperator, body_s: float) -> None:
+    def __init__(self, apps: Apps, body_s: float) -> None:
         self._apps = apps
-        self._require_operator = require_operator
         self._body_s = body_s
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
         return [
-            web.get("/api/apps", self._list),
-            web.get("/api/admin/apps", self._full_list),
-            web.put("/api/admin/apps/{app}", self._switch),
+            HttpRoute("GET", "/api/apps", self._list, Level.CLIENT),
+            HttpRoute("GET", "/api/admin/apps", self._full_list, Level.MONITOR),
+            HttpRoute("PUT", "/api/admin/apps/{app}", self._switch, Level.OPERATOR, Scope.DRAIN),
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
         return json_answer(self._apps.public_list())
 
-    async def _full_list(self, request: web.Request) -> web.Response:
-        self._require_operator(request)
+    async def _full_list(self, _: web.Request) -> web.Response:
         return json_answer(self._apps.full_list())
 
     async def _switch(self, request: web.Request) -> web.Response:
         """Switch one app on or off; running sessions continue."""
-        self._require_operator(request)
         app_id = request.match_info["app"]
         fields = read_object(await read_body(request, _MAX_BODY_BYTES, self._body_s))
         is_on = fields.get("enabled")

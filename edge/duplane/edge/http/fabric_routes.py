@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from duplane.edge.access import Level, Scope, caller_of, find_caller
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer
 from duplane.edge.http.status import (
     cache_list,
@@ -52,23 +54,26 @@ class FabricRoutes:
         self._session_count = session_count
         self._unmovable_count = unmovable_count
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
         return [
-            web.get("/health", self._health),
-            web.get("/ready", self._ready),
-            web.get("/status", self._status),
-            web.get("/workers", self._workers),
-            web.get("/cache", self._cache),
-            web.get("/sessions", self._sessions),
+            HttpRoute("GET", "/health", self._health, Level.PUBLIC),
+            HttpRoute("GET", "/ready", self._ready, Level.PUBLIC),
+            HttpRoute("GET", "/status", self._status, Level.CLIENT),
+            HttpRoute("GET", "/workers", self._workers, Level.MONITOR),
+            HttpRoute("GET", "/cache", self._cache, Level.MONITOR),
+            HttpRoute("GET", "/sessions", self._sessions, Level.CLIENT),
         ]
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
         """Answer that the process is alive.
 
-        The answer includes the worker status in the words of the reference.
+        For clients the answer includes the worker status in the words of the reference. Others
+        cause no call to a scheduler.
         """
         alive = {"status": "healthy", "timestamp": now().isoformat()}
+        if find_caller(request) is None:
+            return json_answer(alive)
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_S):
                 workers, leases = await asyncio.gather(
@@ -90,8 +95,9 @@ class FabricRoutes:
             return _unready(reason)
         return json_answer({"status": "ready"})
 
-    async def _status(self, _: web.Request) -> web.Response:
+    async def _status(self, request: web.Request) -> web.Response:
         """Answer with the counts of the scheduler, or say that no scheduler answers."""
+        has_ids = Scope.READ in caller_of(request).scopes
         try:
             workers, leases, tickets = await asyncio.gather(
                 list_workers(self._fabric), list_leases(self._fabric), list_tickets(self._fabric)
@@ -101,7 +107,7 @@ class FabricRoutes:
             is_reachable = False
             reason = _NO_SCHEDULER
         else:
-            status = fabric_status(workers, leases, tickets, now())
+            status = fabric_status(workers, leases, tickets, now(), has_ids=has_ids)
             is_reachable = True
             reason = unready_reason(workers)
         return json_answer(

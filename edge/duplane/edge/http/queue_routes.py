@@ -6,9 +6,10 @@ import asyncio
 
 from aiohttp import web
 
-from duplane.edge.http.authorization import RequireOperator
+from duplane.edge.access import Level, Scope, caller_of
 from duplane.edge.http.estimates import eta_status, read_eta
 from duplane.edge.http.fabric_routes import DEADLINE_S, list_leases, list_tickets, now
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body
 from duplane.edge.http.status import queue_status, ticket_status
 from duplane.fabric.client import FabricClient
@@ -21,36 +22,36 @@ _MAX_BODY_BYTES = 64 * 1024
 class QueueRoutes:
     """Lists and cancels tickets. `body_s` limits the time to receive a request's body."""
 
-    def __init__(
-        self, fabric: FabricClient, require_operator: RequireOperator, body_s: float
-    ) -> None:
+    def __init__(self, fabric: FabricClient, body_s: float) -> None:
         self._fabric = fabric
-        self._require_operator = require_operator
         self._body_s = body_s
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
+        one = "/api/queue/{ticket}"
         return [
-            web.get("/api/queue", self._queue),
-            web.get("/api/queue/{ticket}", self._ticket),
-            web.delete("/api/queue/{ticket}", self._cancel_ticket),
-            web.get("/api/config/eta", self._eta),
-            web.put("/api/config/eta", self._set_eta),
+            HttpRoute("GET", "/api/queue", self._queue, Level.CLIENT),
+            HttpRoute("GET", one, self._ticket, Level.CLIENT),
+            HttpRoute("DELETE", one, self._cancel_ticket, Level.OPERATOR, Scope.SESSIONS),
+            HttpRoute("GET", "/api/config/eta", self._eta, Level.MONITOR),
+            HttpRoute("PUT", "/api/config/eta", self._set_eta, Level.OPERATOR, Scope.DRAIN),
         ]
 
-    async def _queue(self, _: web.Request) -> web.Response:
+    async def _queue(self, request: web.Request) -> web.Response:
         leases, tickets = await asyncio.gather(
             list_leases(self._fabric), list_tickets(self._fabric)
         )
-        return json_answer(queue_status(leases, tickets, now()))
+        has_ids = Scope.READ in caller_of(request).scopes
+        return json_answer(queue_status(leases, tickets, now(), has_ids=has_ids))
 
     async def _ticket(self, request: web.Request) -> web.Response:
         tickets = await list_tickets(self._fabric)
-        return json_answer(ticket_status(tickets, request.match_info["ticket"], now()))
+        has_ids = Scope.READ in caller_of(request).scopes
+        ticket_id = request.match_info["ticket"]
+        return json_answer(ticket_status(tickets, ticket_id, now(), has_ids=has_ids))
 
     async def _cancel_ticket(self, request: web.Request) -> web.Response:
         """Cancel a ticket; its client gets the error `worker_busy` and is disconnected."""
-        self._require_operator(request)
         query = admin_pb2.CancelTicketRequest(ticket_id=request.match_info["ticket"])
         try:
             await self._fabric.administer(
@@ -70,7 +71,6 @@ class QueueRoutes:
         return json_answer(eta_status(response.estimates))
 
     async def _set_eta(self, request: web.Request) -> web.Response:
-        self._require_operator(request)
         body = await read_body(request, _MAX_BODY_BYTES, self._body_s)
         try:
             query = read_eta(body)

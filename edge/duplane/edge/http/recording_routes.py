@@ -9,7 +9,8 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
-from duplane.edge.http.authorization import RequireOperator
+from duplane.edge.access import Handler, Level, Scope
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import Json, closing, json_answer, read_body, read_object
 from duplane.edge.http.uploads import receive_upload
 from duplane.edge.recording.attachments import MAX_COMMENT_CHARACTERS, read_comment, write_comment
@@ -25,7 +26,7 @@ from duplane.edge.recording.queries import (
 from duplane.edge.recording.settings import RecordingSettings
 
 _MAX_COMMENT_BODY_BYTES = 64 * 1024
-Handler = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamResponse]]
+RecordingHandler = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamResponse]]
 
 
 class RecordingRoutes:
@@ -34,37 +35,32 @@ class RecordingRoutes:
     `body_s` limits the time to receive a short body.
     """
 
-    def __init__(
-        self, settings: RecordingSettings | None, require_operator: RequireOperator, body_s: float
-    ) -> None:
+    def __init__(self, settings: RecordingSettings | None, body_s: float) -> None:
         self._settings = settings
-        self._require_operator = require_operator
         self._body_s = body_s
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
         below = "/api/sessions/{session}"
         return [
-            web.get("/api/sessions", self._list),
-            web.get(below, self._for_operators(_meta)),
-            web.get(f"{below}/recording", self._for_operators(_recording)),
-            web.get(f"{below}/assets/{{asset:.*}}", self._for_operators(_asset)),
-            web.get(f"{below}/download", self._for_operators(_download)),
-            web.post(f"{below}/upload-recording", self._for_operators(_upload)),
-            web.get(f"{below}/comment", self._for_operators(_comment)),
-            web.post(f"{below}/comment", self._for_operators(self._set_comment)),
+            _route("GET", "/api/sessions", self._list),
+            _route("GET", below, self._found(_meta)),
+            _route("GET", f"{below}/recording", self._found(_recording)),
+            _route("GET", f"{below}/assets/{{asset:.*}}", self._found(_asset)),
+            _route("GET", f"{below}/download", self._found(_download)),
+            _route("POST", f"{below}/upload-recording", self._found(_upload), takes_form=True),
+            _route("GET", f"{below}/comment", self._found(_comment)),
+            _route("POST", f"{below}/comment", self._found(self._set_comment)),
         ]
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
-        self._require_operator(request)
+    async def _list(self, _: web.Request) -> web.StreamResponse:
         root = self._settings.directory if self._settings else None
         return await _rendered(lambda: session_list(root) if root else {"total": 0, "sessions": []})
 
-    def _for_operators(
-        self, handler: Handler
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _found(self, handler: RecordingHandler) -> Handler:
+        """Return a handler that answers 404 if there is no such recording."""
+
         async def handle(request: web.Request) -> web.StreamResponse:
-            self._require_operator(request)
             if self._settings is None:
                 raise _not_found()
             try:
@@ -88,6 +84,10 @@ class RecordingRoutes:
             raise web.HTTPRequestEntityTooLarge(MAX_COMMENT_CHARACTERS, len(comment), text=text)
         await asyncio.to_thread(write_comment, directory, comment)
         return json_answer({"status": "ok", "len": len(comment)})
+
+
+def _route(method: str, path: str, handler: Handler, *, takes_form: bool = False) -> HttpRoute:
+    return HttpRoute(method, path, handler, Level.OPERATOR, Scope.RECORDINGS, takes_form)
 
 
 async def _comment(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from duplane.edge.clock import Clock
 from duplane.edge.content.assets import load_assets
 from duplane.edge.content.voices import VoiceStore
-from duplane.edge.http.authorization import operator_check
 from duplane.edge.http.chat_routes import ChatRoutes
 from duplane.edge.http.content_routes import AppRoutes, AssetRoutes
 from duplane.edge.http.fabric_routes import FabricRoutes
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.queue_routes import QueueRoutes
 from duplane.edge.http.recording_routes import RecordingRoutes
 from duplane.edge.http.session_end_routes import SessionEndRoutes
@@ -23,9 +21,8 @@ from duplane.fabric.client import FabricClient
 
 def edge_routes(
     settings: EdgeSettings, fabric: FabricClient, sessions: SessionRegistry, clock: Clock
-) -> list[web.RouteDef]:
+) -> list[HttpRoute]:
     """Return all routes. Raises ValueError for invalid settings."""
-    require_operator = operator_check(settings.admin_token, settings.trusted_proxies)
     assets = load_assets(settings.default_voice, settings.presets)
     voices = VoiceStore(settings.ref_audio, settings.limits) if settings.ref_audio else None
     body_s = settings.limits.handshake_s
@@ -36,12 +33,12 @@ def edge_routes(
             lambda: sessions.count,
             lambda: sessions.unmovable_counts().total(),
         ).routes(),
-        *QueueRoutes(fabric, require_operator, body_s).routes(),
+        *QueueRoutes(fabric, body_s).routes(),
         *AssetRoutes(assets, settings.playback_delay_ms).routes(),
-        *VoiceRoutes(voices, require_operator, settings.limits).routes(),
+        *VoiceRoutes(voices, settings.limits).routes(),
         *SessionRoutes(sessions, settings.limits, clock).routes(),
-        *SessionEndRoutes(fabric, sessions, require_operator).routes(),
+        *SessionEndRoutes(fabric, sessions).routes(),
         *ChatRoutes(sessions, settings.limits, clock).routes(),
-        *AppRoutes(sessions.apps, require_operator, body_s).routes(),
-        *RecordingRoutes(settings.recording, require_operator, body_s).routes(),
+        *AppRoutes(sessions.apps, body_s).routes(),
+        *RecordingRoutes(settings.recording, body_s).routes(),
     ]

@@ -6,8 +6,9 @@ import asyncio
 
 from aiohttp import web
 
-from duplane.edge.http.authorization import RequireOperator
+from duplane.edge.access import Level, Scope
 from duplane.edge.http.fabric_routes import list_leases, list_tickets
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer
 from duplane.edge.session_registry import SessionRegistry
 from duplane.fabric.client import FabricClient
@@ -16,20 +17,17 @@ from duplane.fabric.client import FabricClient
 class SessionEndRoutes:
     """Ends sessions of this edge. A session of another edge can be ended only there."""
 
-    def __init__(
-        self, fabric: FabricClient, sessions: SessionRegistry, require_operator: RequireOperator
-    ) -> None:
+    def __init__(self, fabric: FabricClient, sessions: SessionRegistry) -> None:
         self._fabric = fabric
         self._sessions = sessions
-        self._require_operator = require_operator
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
-        return [web.delete("/api/sessions/{session}", self._end)]
+        path = "/api/sessions/{session}"
+        return [HttpRoute("DELETE", path, self._end, Level.OPERATOR, Scope.SESSIONS)]
 
     async def _end(self, request: web.Request) -> web.Response:
         """End a session; its client gets the event for a shutdown. A recording of it stays."""
-        self._require_operator(request)
         session_id = request.match_info["session"]
         if not self._sessions.end(session_id):
             raise web.HTTPNotFound(text=await self._why_unknown(session_id))

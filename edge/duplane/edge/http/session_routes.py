@@ -8,8 +8,10 @@ from collections.abc import Coroutine
 
 from aiohttp import web
 
+from duplane.edge.access import Level
 from duplane.edge.clock import Clock
 from duplane.edge.close import CLOSE_CODES, Close, CloseReason
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.identity import Identity
 from duplane.edge.modes import DEFAULT_MODE, MODES
 from duplane.edge.routing import (
@@ -34,9 +36,9 @@ class SessionRoutes:
         self._limits = limits
         self._clock = clock
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
-        return [web.get(route.value, self._serve) for route in Route]
+        return [HttpRoute("GET", route.value, self._serve, Level.CLIENT) for route in Route]
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one WebSocket until it is closed."""

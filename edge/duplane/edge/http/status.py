@@ -107,8 +107,13 @@ def fabric_status(
     leases: admin_pb2.ListLeasesResponse,
     tickets: admin_pb2.ListTicketsResponse,
     now: datetime,
+    *,
+    has_ids: bool,
 ) -> dict[str, object]:
-    """Return `/status`: the keys that monitors of the reference expect, and our own counts."""
+    """Return `/status`: the keys that monitors of the reference expect, and our own counts.
+
+    Only with `has_ids` the answer names workers.
+    """
     states = [_worker_state(worker, leases.leases) for worker in workers.workers]
     counted = ("idle", "busy", "duplex", "loading", "error", "offline")
     return {
@@ -117,7 +122,7 @@ def fabric_status(
         **{f"{state}_workers": states.count(state) for state in counted},
         "queue_length": len(tickets.tickets),
         "max_queue_size": tickets.ticket_limit,
-        "running_tasks": [_running_task(lease, now) for lease in leases.leases],
+        "running_tasks": [_running_task(lease, now, has_ids) for lease in leases.leases],
         "lost_worker_count": sum(map(is_lost, workers.workers)),
         "slot_count": sum(
             len(worker.worker.slots) for worker in workers.workers if not is_lost(worker)
@@ -136,6 +141,7 @@ def unknown_status(now: datetime) -> dict[str, object]:
         admin_pb2.ListLeasesResponse(),
         admin_pb2.ListTicketsResponse(),
         now,
+        has_ids=False,
     )
     return {**status, "gateway_healthy": False}
 
@@ -167,27 +173,32 @@ def cache_list(
 
 
 def queue_status(
-    leases: admin_pb2.ListLeasesResponse, tickets: admin_pb2.ListTicketsResponse, now: datetime
+    leases: admin_pb2.ListLeasesResponse,
+    tickets: admin_pb2.ListTicketsResponse,
+    now: datetime,
+    *,
+    has_ids: bool,
 ) -> dict[str, object]:
-    """Return `/api/queue`."""
+    """Return `/api/queue`. Only with `has_ids` the answer names tickets, sessions and workers."""
     return {
         "queue_length": len(tickets.tickets),
         "max_queue_size": tickets.ticket_limit,
         "items": [
-            {**_ticket(ticket, now), "wait_elapsed_s": to_seconds(ticket.waited_duration)}
+            {**_ticket(ticket, now, has_ids), "wait_elapsed_s": to_seconds(ticket.waited_duration)}
             for ticket in tickets.tickets
         ],
-        "running_tasks": [_running_task(lease, now) for lease in leases.leases],
+        "running_tasks": [_running_task(lease, now, has_ids) for lease in leases.leases],
     }
 
 
 def ticket_status(
-    tickets: admin_pb2.ListTicketsResponse, ticket_id: str, now: datetime
+    tickets: admin_pb2.ListTicketsResponse, ticket_id: str, now: datetime, *, has_ids: bool
 ) -> dict[str, object]:
-    """Return `/api/queue/{ticket}`."""
+    """Return `/api/queue/{ticket}`. Only with `has_ids` the answer names the session."""
     for ticket in tickets.tickets:
         if ticket.ticket_id == ticket_id:
-            return {"found": True, "ticket": {**_ticket(ticket, now), "cancelled": False}}
+            row = {**_ticket(ticket, now, has_ids), "ticket_id": ticket_id, "cancelled": False}
+            return {"found": True, "ticket": row}
     return {
         "found": False,
         "message": "Ticket not in queue (may have been assigned or cancelled)",
@@ -255,11 +266,11 @@ def _last_sessions(lost: admin_pb2.WorkerStatus) -> list[dict[str, object]]:
     ]
 
 
-def _ticket(ticket: admin_pb2.TicketStatus, now: datetime) -> dict[str, object]:
+def _ticket(ticket: admin_pb2.TicketStatus, now: datetime, has_ids: bool) -> dict[str, object]:
     return {
-        "ticket_id": ticket.ticket_id,
+        "ticket_id": ticket.ticket_id if has_ids else None,
         "request_type": kind_name(ticket.kind),
-        "session_id": ticket.session_id or None,
+        "session_id": (ticket.session_id or None) if has_ids else None,
         "position": ticket.position,
         "estimated_wait_s": to_seconds(ticket.estimated_wait),  # 0 if unknown
         "enqueued_at": _ago(now, ticket.waited_duration),
@@ -267,10 +278,10 @@ def _ticket(ticket: admin_pb2.TicketStatus, now: datetime) -> dict[str, object]:
     }
 
 
-def _running_task(lease: admin_pb2.LeaseStatus, now: datetime) -> dict[str, object]:
+def _running_task(lease: admin_pb2.LeaseStatus, now: datetime, has_ids: bool) -> dict[str, object]:
     return {
-        "worker_id": lease.claims.worker_id,
-        "slot": lease.claims.slot,
+        "worker_id": lease.claims.worker_id if has_ids else None,
+        "slot": lease.claims.slot if has_ids else None,
         "request_type": kind_name(lease.claims.kind),
         "started_at": _ago(now, lease.held_duration),
         "elapsed_s": to_seconds(lease.held_duration),

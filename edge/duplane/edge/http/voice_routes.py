@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from duplane.edge.access import Level, Scope, caller_of
 from duplane.edge.client_errors import ClientError
 from duplane.edge.content.voices import StoredVoice, VoicesFullError, VoiceStore
-from duplane.edge.http.authorization import RequireOperator
 from duplane.edge.http.fabric_routes import now
+from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import Json, json_answer, read_body, read_object
 from duplane.edge.payload.media import decode_base64
 from duplane.edge.settings import Limits
@@ -28,25 +29,28 @@ _Result = TypeVar("_Result")
 class VoiceRoutes:
     """Lists, stores and deletes voices; without `voices` the list is empty and uploads fail."""
 
-    def __init__(
-        self, voices: VoiceStore | None, require_operator: RequireOperator, limits: Limits
-    ) -> None:
+    def __init__(self, voices: VoiceStore | None, limits: Limits) -> None:
         self._voices = voices
-        self._require_operator = require_operator
         self._limits = limits
         self._decoding = asyncio.Lock()  # one at a time, because decoding takes memory
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[HttpRoute]:
         """Return the routes."""
+        every, one = "/api/assets/ref_audio", "/api/assets/ref_audio/{voice}"
         return [
-            web.get("/api/assets/ref_audio", self._list),
-            web.post("/api/assets/ref_audio", self._upload),
-            web.get("/api/assets/ref_audio/{voice}", self._read),
-            web.delete("/api/assets/ref_audio/{voice}", self._delete),
+            HttpRoute("GET", every, self._list, Level.CLIENT),
+            HttpRoute("POST", every, self._upload, Level.OPERATOR, Scope.VOICES),
+            HttpRoute("GET", one, self._read, Level.OPERATOR, Scope.VOICES),
+            HttpRoute("DELETE", one, self._delete, Level.OPERATOR, Scope.VOICES),
         ]
 
-    async def _list(self, _: web.Request) -> web.Response:
-        listed = await _in_thread(self._voices.listed) if self._voices else ()
+    async def _list(self, request: web.Request) -> web.Response:
+        """Answer with the voices that the sender may use: all for operators, none for others.
+
+        Pages of the reference ask for this list when they load, so others get an empty list.
+        """
+        may_read = Scope.VOICES in caller_of(request).scopes
+        listed = await _in_thread(self._voices.listed) if self._voices and may_read else ()
         return json_answer({"total": len(listed), "ref_audios": listed})
 
     async def _read(self, request: web.Request) -> web.Response:
@@ -58,7 +62,6 @@ class VoiceRoutes:
         return json_answer(content)
 
     async def _upload(self, request: web.Request) -> web.Response:
-        self._require_operator(request)
         voices = self._require_voices()
         body = await read_body(request, self._limits.ref_audio_bytes, self._limits.init_s)
 
@@ -79,7 +82,6 @@ class VoiceRoutes:
         return json_answer({**_row(voice), "message": message})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        self._require_operator(request)
         voices = self._require_voices()
         voice_id = request.match_info["voice"]
         removed = await _in_thread(lambda: voices.remove(voice_id))

@@ -19,10 +19,11 @@ from aiohttp import ClientConnectionResetError, web
 
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client_address import ClientAddress, Network, is_proxy
-from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
+from duplane.edge.transport.client_limits import ClientLimiter, LimitReached, Permit
 from duplane.edge.transport.collection_time import CollectionTime
 from duplane.edge.transport.rate_limit import RateLimit, cpu_quota
 from duplane.edge.transport.write_timeout import WriteTimeout
+from duplane.fabric.addresses import is_loopback
 
 MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer head is refused
 
@@ -45,12 +46,12 @@ class ConnectionLimiter:
         """The number of open connections, and of connections cut because of a limit."""
         return self._limiter.count, self._limiter.refused_count
 
-    def acquire(self, address: str) -> Callable[[], None] | None:
-        """Count a connection; return the function that releases it, None if a limit is reached."""
-        is_exempt = is_proxy(address, self._proxies)
+    def acquire(self, address: str) -> Permit | None:
+        """Count a connection; return its permit, None if a limit is reached."""
+        is_exempt = is_proxy(address, self._proxies) or is_loopback(address)
         client = None if is_exempt else ClientAddress(address, is_local=False).network
-        release = self._limiter.acquire(client)
-        return None if isinstance(release, LimitReached) else release
+        permit = self._limiter.acquire(client)
+        return None if isinstance(permit, LimitReached) else permit
 
 
 def client_protocols(
@@ -76,8 +77,8 @@ class ClientProtocol(web.RequestHandler):
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
         *("_lost", "_max_message_bytes", "_on_writable", "_quota"),
         *(
+            "_permit",
             "_quota_timer",
-            "_release",
             "_time",
             "collections",
             "is_too_big",
@@ -115,7 +116,7 @@ class ClientProtocol(web.RequestHandler):
         self._limits = limits
         self._limiter = limiter
         self._lost = asyncio.Event()
-        self._release: Callable[[], None] | None = None
+        self._permit: Permit | None = None
         self._head = bytearray()
         self._is_head_read = False
         self._quota: RateLimit | None = None  # CPU time; only for a WebSocket
@@ -139,6 +140,11 @@ class ClientProtocol(web.RequestHandler):
         self._quota = cpu_quota(self._limits.read_share)
         return self._quota
 
+    def exempt(self) -> None:
+        """Count the connection no longer for its address: the client has sent a credential."""
+        if self._permit:
+            self._permit.exempt()
+
     async def wait_lost(self, timeout_s: float) -> None:
         """Wait until the connection is lost, at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
@@ -152,8 +158,8 @@ class ClientProtocol(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)  # uvloop's classes do not derive from it
         peer: Sequence[str] | None = transport.get_extra_info("peername")
-        self._release = self._limiter.acquire(peer[0] if peer else "")
-        if self._release is None:
+        self._permit = self._limiter.acquire(peer[0] if peer else "")
+        if self._permit is None:
             self.socket.abort()
             return
         self.write_timeout = WriteTimeout(self.socket, self._limits.send_s)
@@ -161,9 +167,9 @@ class ClientProtocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._lost.set()
-        if self._release is None:
+        if self._permit is None:
             return
-        self._release()
+        self._permit.release()
         self.write_timeout.stop()
         for timer in (self._answer_timer, self._quota_timer):
             if timer:

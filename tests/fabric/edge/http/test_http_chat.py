@@ -152,7 +152,7 @@ async def test_without_a_slot_it_is_503(reason: Reason, told: str) -> None:
 
 
 async def test_a_client_has_its_bound_of_requests() -> None:
-    async with live_edge(Limits(client_session_count=1)) as edge:
+    async with live_edge(Limits(client_session_count=1), trusted_proxies=("127.0.0.1",)) as edge:
         edge.fabric.is_automatic = False
         asking = asyncio.ensure_future(ask(edge))
         acquisition = await edge.fabric.acquisition()

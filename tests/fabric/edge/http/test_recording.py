@@ -282,7 +282,9 @@ async def test_recordings_are_looked_for_off_the_loop(
         for below in ("", "/recording", "/assets/meta.json", "/download", "/comment"):
             assert (await http.ask("GET", f"/api/sessions/nobody{below}"))[0] == 404
         assert (await http.ask("POST", "/api/sessions/nobody/comment", json={}))[0] == 404
-        assert (await http.ask("POST", "/api/sessions/nobody/upload-recording"))[0] == 404
+        with aiohttp.MultipartWriter("form-data") as form:
+            url = "/api/sessions/nobody/upload-recording"
+            assert (await http.ask("POST", url, data=form))[0] == 404
     assert len(seen) == 7
     assert threading.main_thread() not in seen
 

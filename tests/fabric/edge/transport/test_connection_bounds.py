@@ -31,6 +31,7 @@ from support.time_limits import WITHIN_S
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import Meta, write_meta
 from duplane.edge.settings import Limits
+from duplane.edge.transport import client_protocol
 
 pytestmark = pytest.mark.timing
 
@@ -44,7 +45,7 @@ async def test_runners_above_the_bound_are_cut_until_one_leaves() -> None:
             async with RawClient(edge.edge.address) as late:
                 assert await late.read() == b""
             await exchange(client)
-            await last.send(b"HTTP/1.1\r\nHost: e\r\n\r\n")
+            await last.send(b"HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await last.read_all()).startswith(b"HTTP/1.1 200 ")
         async with edge.connect() as another:
             await begin(another)
@@ -54,8 +55,9 @@ async def test_runners_above_the_bound_are_cut_until_one_leaves() -> None:
 
 @pytest.mark.parametrize(("proxies", "is_cut"), [((), True), (("127.0.0.0/8",), False)])
 async def test_runners_of_one_client_are_bounded_and_those_of_a_proxy_are_not(
-    proxies: tuple[str, ...], is_cut: bool
+    proxies: tuple[str, ...], is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client_protocol, "is_loopback", lambda _: False)  # as from elsewhere
     limits = replace(Limits(), client_connection_count=2)
     async with (
         live_edge(limits, trusted_proxies=proxies) as edge,
@@ -64,9 +66,9 @@ async def test_runners_of_one_client_are_bounded_and_those_of_a_proxy_are_not(
         RawClient(edge.edge.address) as third,
     ):
         for client in (first, second):
-            await client.send(b"GET /health HTTP/1.1\r\nHost: e\r\n")
+            await client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
         with contextlib.suppress(OSError):
-            await third.send(b"GET /health HTTP/1.1\r\nHost: e\r\n\r\n")
+            await third.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await third.read_all() == b"") is is_cut
         await first.send(b"\r\n")
         assert (await first.read_all()).startswith(b"HTTP/1.1 200 ")
@@ -120,7 +122,7 @@ async def test_http_client_that_does_not_read_its_answer_is_cut(
         witness_of(edge),
         RawClient(edge.edge.address) as client,
     ):
-        await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: e\r\n\r\n")
+        await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await client.read(1)
         reading = asyncio.ensure_future(drip(client, step))
         async with asyncio.timeout(WITHIN_S):
@@ -141,7 +143,7 @@ async def test_voice_that_many_ask_for_and_nobody_reads_is_held_once(long_voice:
         before_bytes = rss_bytes()
         for _ in range(40):  # five megabytes each
             client = await stack.enter_async_context(RawClient(edge.edge.address))
-            await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: e\r\n\r\n")
+            await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert await client.read(1)
         assert rss_bytes() - before_bytes < 100e6
 
@@ -186,6 +188,6 @@ async def test_who_does_not_read_a_recording_is_cut(
 
 async def test_refused_upgrade_does_not_keep_its_connection() -> None:
     async with live_edge(QUICK) as edge, RawClient(edge.edge.address) as client:
-        await client.send(b"GET /nowhere HTTP/1.1\r\nHost: e\r\nUpgrade: websocket\r\n\r\n")
+        await client.send(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n\r\n")
         async with asyncio.timeout(WITHIN_S):
             assert await client.read_all()

@@ -20,10 +20,13 @@ pytestmark = pytest.mark.timing
 
 QUICK = replace(Limits(), client_s=0.3, close_s=0.1)
 UPGRADE = (
-    b"GET /v1/realtime?mode=audio HTTP/1.1\r\nHost: edge\r\nconnection: Upgrade\r\n"
+    b"GET /v1/realtime?mode=audio HTTP/1.1\r\nHost: localhost\r\nconnection: Upgrade\r\n"
     b"uPGRADE:\twebSocket \r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
+
+# The beginning of a request of an operator.
+PUT = b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 async def said(address: str, *pieces: bytes) -> bytes:
@@ -66,7 +69,7 @@ async def test_websockets_and_http_share_the_port() -> None:
 
 async def test_http_in_pieces_is_answered_once_and_closed() -> None:
     async with live_edge() as edge:
-        pieces = (b"GET /health HT", b"TP/1.1\r\nHost: edge\r\n\r", b"\n")
+        pieces = (b"GET /health HT", b"TP/1.1\r\nHost: localhost\r\n\r", b"\n")
         answer = await said(edge.edge.address, *pieces)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert answer.count(b"HTTP/1.1") == 1
@@ -74,7 +77,7 @@ async def test_http_in_pieces_is_answered_once_and_closed() -> None:
 
 async def test_words_about_upgrading_in_a_body_do_not_upgrade() -> None:
     body = b"Upgrade: websocket\r\n\r\n"
-    head = b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    head = PUT + b"Content-Length: %d\r\n\r\n"
     request = head % len(body)
     async with live_edge() as edge:
         assert b" 422 " in (await said(edge.edge.address, request + body)).split(b"\r\n")[0]
@@ -91,7 +94,7 @@ async def test_client_that_does_not_finish_its_head_is_cut(head: bytes) -> None:
 
 
 async def test_client_that_does_not_finish_its_body_is_told_and_closed() -> None:
-    request = b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+    request = PUT + b"Content-Length: 9\r\n\r\n{"
     async with live_edge(QUICK) as edge:
         assert (await said(edge.edge.address, request)).startswith(b"HTTP/1.1 408 ")
 
@@ -106,7 +109,7 @@ async def test_what_is_no_http_is_refused(head: bytes) -> None:
 
 
 async def test_head_above_its_bound_is_refused_while_its_client_waits() -> None:
-    head = b"GET /health HTTP/1.1\r\nHost: e\r\nX: "
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "
     async with live_edge() as edge:
         answer = await said(edge.edge.address, head.ljust(MAX_HEAD_BYTES + 1, b"x"))
     assert answer.startswith(b"HTTP/1.1 431 ")
@@ -121,7 +124,7 @@ async def test_blank_lines_are_no_head(rest: bytes) -> None:
 
 async def test_blank_lines_before_a_head_are_passed_over() -> None:
     async with live_edge() as edge:
-        request = b"\r\n\r\nGET /health HTTP/1.1\r\nHost: e\r\n\r\n"
+        request = b"\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert (await said(edge.edge.address, request)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -168,14 +171,11 @@ def test_system_that_allows_fewer_files_is_told_of(
     assert f"allows {few_files} open files" in caplog.text
 
 
-GZIPPED = (
-    b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
-    b"Content-Length: 5\r\n\r\nhello"
-)
+GZIPPED = PUT + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello"
 BAD_REQUESTS = [
-    b"GET /health HTTP/9.9\r\nHost: e\r\n\r\n",
-    b"GET /health HTTP/1.1 x\r\nHost: e\r\n\r\n",
-    b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    b"GET /health HTTP/1.1 x\r\nHost: localhost\r\n\r\n",
+    PUT + b"Content-Length: -1\r\n\r\n",
 ]
 
 

@@ -97,7 +97,7 @@ async def test_plain_and_old_clients_are_refused(tmp_path: Path) -> None:
     async with live_edge(tls_cert=chain, tls_key=key) as edge:
         host, _, port = edge.edge.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /health HTTP/1.1\r\nHost: edge\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP" not in await asyncio.wait_for(reader.read(), WITHIN_S)
         writer.close()
         old = untrusting()

@@ -46,6 +46,7 @@ def status(
         admin_pb2.ListLeasesResponse(leases=leases),
         admin_pb2.ListTicketsResponse(tickets=[admin_pb2.TicketStatus()], ticket_limit=1000),
         NOW,
+        has_ids=True,
     )
 
 

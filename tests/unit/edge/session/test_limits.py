@@ -35,6 +35,7 @@ ELSEWHERE = {
     *("message_bytes", "chat_message_bytes", "json_depth", "json_value_count"),
     *("units_per_s", "read_share", "client_s", "close_s", "outbox_bytes"),
     *("connection_count", "client_connection_count", "session_count", "client_session_count"),
+    "client_requests_per_s",
     "drain_s",
     # Bounds of journals and moves, tested in `test_journal.py` and `test_moving*.py`.
     *("journal_bytes", "journal_total_bytes", "failover_s", "overdue_s", "rebuild_count"),

@@ -1,0 +1,32 @@
+"""The audit log: one line for each action of an operator, with who, what and the result."""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+
+from duplane.edge.access import Caller, client_address
+from duplane.edge.http.http_route import HttpRoute
+
+_log = logging.getLogger("duplane.audit")
+_MAX_VALUE_CHARACTERS = 200
+
+
+def log_action(request: web.Request, route: HttpRoute, caller: Caller, status: int) -> None:
+    """Log an action. The line has fields as NAME=VALUE, no query, and nothing of the body."""
+    names = {name: _quoted(value) for name, value in request.match_info.items()}
+    who = {
+        "kind": caller.kind.name.lower(),
+        "credential": _quoted(caller.credential),
+        "tenant": _quoted(caller.tenant),
+        "address": client_address(request).address,
+    }
+    what = {"method": request.method, "route": route.path, **names, "status": status}
+    fields = {**who, **what}
+    _log.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()))
+
+
+def _quoted(text: str) -> str:
+    """Return a text on one line, in quotes, without characters that imitate another field."""
+    return ascii(text[:_MAX_VALUE_CHARACTERS])
