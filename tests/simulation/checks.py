@@ -8,6 +8,7 @@ from typing import ParamSpec
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.needs import needs_of
+from duplane.scheduler.policy.turns import place
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -27,6 +28,7 @@ Arguments = ParamSpec("Arguments")
 # Twice the number of slots: grants of all slots may be in progress together, and a scheduler that
 # reads everything again sees all grants before it sees that a ticket has ended.
 MAX_OVERTAKEN = 12
+MAX_PASSED = 1  # grants to each other tenant while a ticket is the first of its tenant
 
 
 class BrokenLawError(Exception):
@@ -48,6 +50,14 @@ class View:
         self.max_overtaken = max_overtaken
         # How many later tickets got a slot first, by the order number of the ticket that waits.
         self.overtaken: Counter[int] = Counter()
+        # How many tickets of each other tenant got a slot while a ticket was the first of its
+        # tenant, by its order number.
+        self.passed: dict[int, Counter[str]] = {}
+
+    def forget(self, ticket: Ticket) -> None:
+        """Forget which tickets were granted while this ticket waited."""
+        self.overtaken.pop(ticket.order, None)
+        self.passed.pop(ticket.order, None)
 
 
 class Laws:
@@ -163,10 +173,10 @@ class Laws:
             case GrantGone(grant=grant):
                 del view.live[_slot(grant)]
             case TicketPut(ticket=ticket):
-                view.overtaken.pop(ticket.order, None)
+                view.forget(ticket)
                 self._check_request(ticket, view, 0)
             case TicketGone(ticket=ticket):
-                view.overtaken.pop(ticket.order, None)
+                view.forget(ticket)
             case _:
                 pass
 
@@ -189,6 +199,24 @@ class Laws:
                 view.overtaken[ahead.order] += 1
                 is_rare = view.overtaken[ahead.order] <= view.max_overtaken
                 require(is_rare, "a ticket was overtaken")
+        self._check_turns(grant.ticket, state, view)
+
+    def _check_turns(self, granted: Ticket, state: SchedulerState, view: View) -> None:
+        """Check that tenants take turns: nobody is passed by the backlog of another tenant."""
+        tenant_id = place(granted)
+        firsts: dict[str | None, int] = {}
+        for waiting in state.tickets.values():
+            line = place(waiting)
+            firsts[line] = min(firsts.get(line, waiting.order), waiting.order)
+        for waiting in state.tickets.values():
+            line = place(waiting)
+            if line is None or firsts[line] != waiting.order:
+                view.passed.pop(waiting.order, None)
+            elif tenant_id not in (None, line):
+                passed = view.passed.setdefault(waiting.order, Counter())
+                passed[tenant_id or ""] += 1
+                is_rare = passed[tenant_id or ""] <= MAX_PASSED + view.max_overtaken
+                require(is_rare, "a tenant did not get its turn")
 
     def _check_request(self, ticket: Ticket, view: View, grant_count: int) -> None:
         """Check that a request has `grant_count` grants, even if its caller has repeated it."""
@@ -203,7 +231,12 @@ def _slot(grant: Grant) -> SlotKey:
 
 
 def _is_ahead(one: Ticket, other: Ticket) -> bool:
-    return one.order < other.order and _demand(one.request) == _demand(other.request)
+    """True if one ticket is granted before the other: both of one tenant, or one has returned."""
+    if _demand(one.request) != _demand(other.request):
+        return False
+    if place(one) == place(other):
+        return one.order < other.order
+    return place(one) is None
 
 
 def _is_of_stream(worker: Worker, register: registry_pb2.Register) -> bool:

@@ -33,6 +33,7 @@ NOTICE_S = 15.0  # longest time until a server notices that a client has gone
 SLOW_CLAIM_S = 15.0  # longest time from a grant to its claim; longer than the time limit of claims
 RELEASE_S = 2.0
 SLOTS = 2
+TENANTS = ("", "", "a", "a", "b")
 
 
 class SimulatedFabric:
@@ -293,7 +294,9 @@ class Caller:
     def __init__(self, number: int, fabric: SimulatedFabric) -> None:
         self._name = f"r{number}"
         self._fabric = fabric
+        self._tenant_id = fabric.chance.choice(TENANTS)
         self._ticket_id = ""
+        self._was_granted = False
         self._at = 0  # index of the scheduler
 
     async def run(self) -> None:
@@ -312,7 +315,11 @@ class Caller:
     async def _acquire(self, request_id: str) -> lease_pb2.Granted:
         while True:
             request = lease_pb2.AcquireLeaseRequest(
-                request_id=request_id, kind=AUDIO, ticket_id=self._ticket_id
+                request_id=request_id,
+                kind=AUDIO,
+                ticket_id=self._ticket_id,
+                tenant_id=self._tenant_id,
+                was_granted=self._was_granted,
             )
             try:
                 return await self._read_grant(request)
@@ -331,6 +338,7 @@ class Caller:
                 response = await call.read()
                 if response.HasField("granted"):
                     self._ticket_id = response.granted.ticket_id or self._ticket_id
+                    self._was_granted = bool(self._ticket_id)
                     return response.granted
                 self._fabric.laws.position_shown(position, response.queued.position)
                 self._fabric.laws.place_shown(self._ticket_id, response.queued.ticket_id)

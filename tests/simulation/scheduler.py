@@ -9,7 +9,7 @@ from simulation.checks import Laws
 from simulation.etcd import SimulatedClient
 from simulation.network import Call
 
-from duplane.fabric.errors import Reason
+from duplane.fabric.errors import FabricError
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.scheduler.availability import Availability
@@ -18,6 +18,7 @@ from duplane.scheduler.etcd.url import DEFAULT_PREFIX
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates
+from duplane.scheduler.quotas import Quotas
 from duplane.scheduler.rpc.leases import LeaseServicer
 from duplane.scheduler.rpc.registry import RegistryServicer
 from duplane.scheduler.settings import SchedulerSettings
@@ -45,7 +46,7 @@ def open_store(client: SimulatedClient | None, boot_ms: int) -> LeaseStore:
 class Unmeasured:
     """Takes the place of the metrics, which would only cost time here."""
 
-    def refused(self, reason: Reason) -> None:
+    def refused(self, error: FabricError) -> None:
         """Count nothing."""
 
 
@@ -70,7 +71,9 @@ class Scheduler:
         grants = GrantLoop(
             self.store, self.state, SETTINGS.claim_timeout_s, SETTINGS.resume_grace_s
         )
-        self.waiters = Waiters(self.store, self.state, SETTINGS.ticket_limit, grants.enqueue)
+        limit = SETTINGS.ticket_limit
+        self.quotas = Quotas(self.store, self.state, limit, clock)
+        self.waiters = Waiters(self.store, self.state, limit, self.quotas, grants.enqueue)
         positions = PositionUpdates(self.state)
         self.leases = LeaseServicer(
             SETTINGS,

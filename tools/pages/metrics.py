@@ -13,6 +13,7 @@ from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.session.journal import JournalSpace
 from duplane.fabric.monitoring.span_queue import observe_spans
 from duplane.scheduler.metrics import SchedulerMetrics
+from duplane.scheduler.quotas import Quotas
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.store.memory import MemoryStore
@@ -36,8 +37,10 @@ _MAX_SHOWN = 24  # values of a label
 
 def registries() -> Mapping[str, CollectorRegistry]:
     """Return the metrics of each process as they are before it has counted anything."""
-    scheduler = SchedulerMetrics(SchedulerState(time.monotonic))
-    MeasuredStore(MemoryStore(boot_ms=0), scheduler.registry)
+    state = SchedulerState(time.monotonic)
+    scheduler = SchedulerMetrics(state)
+    store = MeasuredStore(MemoryStore(boot_ms=0), scheduler.registry)
+    scheduler.show_quotas(Quotas(store, state, 1, time.monotonic), 1)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
     edge.observe_connections(lambda: (0, 0))
     edge.observe_journals(JournalSpace(0, 0), dict)

@@ -72,6 +72,7 @@ ENDS: Mapping[CloseReason, str] = {
         "no scheduler answers, no worker serves such sessions, or there are too many sessions"
     ),
     CloseReason.QUEUE_FULL: "the queue is full",
+    CloseReason.QUOTA: "a quota of the tenant is exhausted",
     CloseReason.WORKER_BUSY: (
         "no slot becomes free in time, or an operator removes the ticket from the queue"
     ),

@@ -18,8 +18,9 @@ class CloseReason(StrEnum):
     CONTEXT_FULL = "context_full"
     SHUTDOWN = "shutdown"  # the edge or the worker shuts down
     FAILED = "failed"  # the worker is lost or cannot continue
-    SERVICE_UNAVAILABLE = "service_unavailable"  # this reason and the next four refuse a session
+    SERVICE_UNAVAILABLE = "service_unavailable"  # this reason and the next five refuse a session
     QUEUE_FULL = "queue_full"
+    QUOTA = "quota"  # a limit of the client's tenant is exhausted
     WORKER_BUSY = "worker_busy"
     WORKER_CONNECT_FAILED = "worker_connect_failed"
     MODE_REFUSED = "mode_refused"
@@ -39,6 +40,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.FAILED: 1011,
     CloseReason.SERVICE_UNAVAILABLE: 1013,
     CloseReason.QUEUE_FULL: 1013,
+    CloseReason.QUOTA: 1013,
     CloseReason.WORKER_BUSY: 1013,
     CloseReason.WORKER_CONNECT_FAILED: 1013,
     CloseReason.MODE_REFUSED: 1008,
@@ -54,6 +56,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
 REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.SERVICE_UNAVAILABLE: ErrorCode.SERVICE_UNAVAILABLE,
     CloseReason.QUEUE_FULL: ErrorCode.QUEUE_FULL,
+    CloseReason.QUOTA: ErrorCode.QUEUE_FULL,  # the published schema has no code of its own
     CloseReason.WORKER_BUSY: ErrorCode.WORKER_BUSY,
     CloseReason.WORKER_CONNECT_FAILED: ErrorCode.WORKER_CONNECT_FAILED,
     CloseReason.MODE_REFUSED: ErrorCode.SERVICE_UNAVAILABLE,

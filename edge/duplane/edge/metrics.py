@@ -31,7 +31,8 @@ SESSION_STATES = ("waiting", "running")
 REFUSALS = (CloseReason.MODE_REFUSED, CloseReason.SERVICE_UNAVAILABLE)
 OUTCOMES = ("listen", "speech", "failed", "dropped", "unanswered")
 STREAM_ERRORS = (
-    *(Reason.INVALID_FIELD, Reason.QUEUE_FULL, Reason.KIND_NOT_SERVED, Reason.MODEL_NOT_SERVED),
+    *(Reason.INVALID_FIELD, Reason.QUEUE_FULL, Reason.TENANT_QUOTA),
+    *(Reason.KIND_NOT_SERVED, Reason.MODEL_NOT_SERVED),
     Reason.TICKET_CANCELLED,
     *(Reason.OPEN_TIMEOUT, Reason.SLOW_CLIENT, Reason.ENGINE_FAILED, Reason.UNAVAILABLE),
     Reason.UNKNOWN,

@@ -299,6 +299,7 @@ class FabricClient:
             current.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(current, pass_on)
             current.ticket_id = granted.ticket_id
+            current.was_granted = bool(granted.ticket_id)
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
                 if on_granted:

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     INVALID_FIELD = "INVALID_FIELD"
     OUT_OF_ORDER = "OUT_OF_ORDER"
     QUEUE_FULL = "QUEUE_FULL"
+    TENANT_QUOTA = "TENANT_QUOTA"
     KIND_NOT_SERVED = "KIND_NOT_SERVED"
     MODEL_NOT_SERVED = "MODEL_NOT_SERVED"
     TICKET_CANCELLED = "TICKET_CANCELLED"
@@ -57,6 +58,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID_FIELD: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.OUT_OF_ORDER: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.TENANT_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.KIND_NOT_SERVED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.MODEL_NOT_SERVED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TICKET_CANCELLED: grpc.StatusCode.CANCELLED,
@@ -82,7 +84,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
 
 
 class FabricError(Exception):
-    """A failure with a reason. `field` is the path of the invalid message field, if any.
+    """A failure with a reason. `field` is the path of the message field that is invalid, or that
+    has the exhausted limit, if any.
 
     `is_foreign` means that gRPC wrote the message, not one of our processes. Such a message may
     contain internal addresses and must not be shown to clients.

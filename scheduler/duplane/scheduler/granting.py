@@ -211,6 +211,7 @@ class GrantLoop:
             kind=request.kind,
             session_id=request.session_id,
             claim_timeout=to_duration(self._claim_timeout_s),
+            tenant_id=request.tenant_id,
         )
         expiry = datetime.now(UTC) + timedelta(seconds=self._claim_timeout_s)
         claims.expire_time.FromDatetime(expiry)

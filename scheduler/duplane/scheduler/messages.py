@@ -5,7 +5,7 @@ from __future__ import annotations
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.lost_workers import LostWorker
-from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.hold_times import MIN_SAMPLE_COUNT, HoldTimes
 from duplane.scheduler.policy.needs import MODEL
 from duplane.scheduler.signing import LeaseKeys

@@ -7,16 +7,18 @@ from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric
 
-from duplane.fabric.errors import Reason
+from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import KINDS_BY_NAME, kind_name
 from duplane.fabric.monitoring.metrics import (
     OTHER,
     Observed,
     counters,
+    gauge,
     gauges,
     histograms,
     new_registry,
 )
+from duplane.scheduler.quotas import LIMITS, Quotas
 from duplane.scheduler.slot_counts import SlotCounts
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
@@ -38,6 +40,7 @@ WAIT_OUTCOMES = ("granted", "left")
 REFUSALS = (
     Reason.INVALID_FIELD,
     Reason.QUEUE_FULL,
+    Reason.TENANT_QUOTA,
     Reason.KIND_NOT_SERVED,
     Reason.MODEL_NOT_SERVED,
     Reason.TICKET_CANCELLED,
@@ -78,12 +81,42 @@ class SchedulerMetrics:
             "Requests for a slot that ended without a grant, by the reason that the caller got.",
             reason=REFUSALS,
         )
+        self._quota_refusals = counters(
+            registry,
+            "duplane_tenant_refusals_total",
+            "Requests for a slot that were refused with TENANT_QUOTA, by the limit of the tenant.",
+            limit=LIMITS,
+        )
         Observed(registry, self._observe)
         state.listeners.append(self._on_change)
 
-    def refused(self, reason: Reason) -> None:
+    def show_quotas(self, quotas: Quotas, ticket_limit: int) -> None:
+        """Show what tenants use. Tenants are not named, because their number has no bound."""
+
+        def observe() -> Iterable[Metric]:
+            yield gauges(
+                "duplane_tenants",
+                "Tenants with sessions that hold a slot, and tenants with sessions that wait.",
+                ("state",),
+                {
+                    ("holding",): float(quotas.holding_tenant_count),
+                    ("waiting",): float(quotas.waiting_tenant_count),
+                },
+            )
+            yield gauge(
+                "duplane_queue_highest_tenant_share",
+                "Waiting sessions of the tenant that has most of them, as a share of the limit of"
+                " the queue.",
+                quotas.highest_waiting_count / ticket_limit,
+            )
+
+        Observed(self.registry, observe)
+
+    def refused(self, error: FabricError) -> None:
         """Count a request for a slot that was refused."""
-        self._refusals.of(reason).inc()
+        self._refusals.of(error.reason).inc()
+        if error.reason is Reason.TENANT_QUOTA:
+            self._quota_refusals.of(error.field.rpartition(".")[2]).inc()
 
     def _on_change(self, change: Change) -> None:
         match change:

@@ -1,10 +1,10 @@
 """One scheduler process: builds its parts, starts them and stops them.
 
 The store publishes each change to `SchedulerState.apply`, which updates the state and then calls
-the listeners of eight parts. A part adds its listener in its constructor. So the listeners run in
+the listeners of nine parts. A part adds its listener in its constructor. So the listeners run in
 the order in which `Scheduler` constructs the parts: slot counts, metrics, watch, grant loop,
-waiters, position updates, reachability checks, registry. Each listener sees the state after the
-change. No listener changes the state or relies on an earlier listener.
+quotas, waiters, position updates, reachability checks, registry. Each listener sees the state after
+the change. No listener changes the state or relies on an earlier listener.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.key_files import open_credentials, open_signer
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates
+from duplane.scheduler.quotas import Quotas, waiting_limit
 from duplane.scheduler.reachability import ReachabilityChecks
 from duplane.scheduler.rpc.admin import AdminServicer
 from duplane.scheduler.rpc.leases import LeaseServicer
@@ -77,7 +78,12 @@ class Scheduler:
         self._grant_loop = GrantLoop(
             self._store, state, settings.claim_timeout_s, settings.resume_grace_s
         )
-        self._waiters = Waiters(self._store, state, settings.ticket_limit, self._grant_loop.enqueue)
+        tenant_tickets = waiting_limit(settings.ticket_limit, settings.tenant_ticket_share)
+        self._quotas = Quotas(self._store, state, tenant_tickets, _wall_s)
+        self.metrics.show_quotas(self._quotas, settings.ticket_limit)
+        self._waiters = Waiters(
+            self._store, state, settings.ticket_limit, self._quotas, self._grant_loop.enqueue
+        )
         self._position_updates = PositionUpdates(state)
         self._lost_workers = state.lost_workers
         self._reachability = ReachabilityChecks(self._store, state)
@@ -111,6 +117,7 @@ class Scheduler:
             tasks.create_task(self._reachability.run()),
             tasks.create_task(self._lost_workers.run()),
             tasks.create_task(self._keys.run()),
+            tasks.create_task(self._quotas.run()),
             tasks.create_task(self._report_health()),
         ]
         return address
@@ -160,4 +167,8 @@ async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None
 
 
 def _wall_ms() -> int:
-    return int(datetime.now(UTC).timestamp() * 1000)
+    return int(_wall_s() * 1000)
+
+
+def _wall_s() -> float:
+    return datetime.now(UTC).timestamp()

@@ -42,6 +42,9 @@ class SchedulerSettings:
     key of --signing-key is never replaced."""
     ticket_limit: PositiveInt = 1000
     """Maximum number of sessions that wait in the fabric; more are refused with QUEUE_FULL."""
+    tenant_ticket_share: Annotated[float, Gt(0), Le(1)] = 0.1
+    """Share of --ticket-limit that the sessions of one tenant may use, above 0 and at most 1; more
+    are refused with TENANT_QUOTA. Sessions without a tenant may use the whole queue."""
     claim_timeout_s: Annotated[float, Gt(0), Le(MAX_CLAIM_TIMEOUT_S)] = 5.0
     """Seconds within which a granted slot must be claimed, at most 60; otherwise the next session
     in the queue gets the slot."""

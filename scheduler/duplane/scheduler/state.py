@@ -8,18 +8,16 @@ way to the store.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
-
-from cachetools import LRUCache
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.lost_workers import LostWorkers
-from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
-from duplane.scheduler.policy.forecast import Demand, Waits, forecast
+from duplane.scheduler.policy.fair_queue import FairQueue, QueueEntry
 from duplane.scheduler.policy.hold_times import HoldTimes
-from duplane.scheduler.policy.needs import Needs, demand_of, needs_of
-from duplane.scheduler.policy.placement import Candidate, SlotIndex, avoidance_end, next_grant
+from duplane.scheduler.policy.needs import demand_of, needs_of
+from duplane.scheduler.policy.placement import Candidate, avoidance_end
+from duplane.scheduler.pool import Pool
 from duplane.scheduler.store.base import (
     Change,
     Grant,
@@ -29,59 +27,13 @@ from duplane.scheduler.store.base import (
     Ticket,
     TicketGone,
     TicketPut,
+    TimePut,
     Worker,
     WorkerGone,
     WorkerPut,
 )
 
 _PUBLISHED_QUEUE_COUNT = 4  # queues that one call of `publish_positions` looks at
-_FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
-# If a pool has more queues than this number, or more groups of workers with different labels, each
-# demand gets a forecast of its own, which simulates at most this number of groups.
-_MAX_LABEL_SETS = 32
-_MAX_FORECASTS = 1024  # kept for a pool with many label sets
-
-
-_Demanded = tuple[Needs, lease_pb2.SessionKind]
-
-
-class _Forecast:
-    """The estimated waiting times in one pool at one moment, by needs and kind of the tickets."""
-
-    def __init__(
-        self, revision: int, now: float, waits: Mapping[_Demanded, Waits], share: float = 1.0
-    ) -> None:
-        """`share` is the simulated fraction of the slots; the tickets are reduced in proportion."""
-        self._revision = revision
-        self._deadline = now + _FORECAST_AGE_S
-        self._is_exact = all(one.is_exact for one in waits.values())
-        self.waits = waits
-        self.share = share
-
-    def is_young(self, now: float) -> bool:
-        """True if the forecast is younger than 1 s."""
-        return now < self._deadline
-
-    def is_fresh(self, revision: int, now: float) -> bool:
-        """True if the forecast is younger than 1 s and, if it is exact, nothing has changed."""
-        return self.is_young(now) and (revision == self._revision or not self._is_exact)
-
-
-class _Pool:
-    """The tickets and the workers of one pool."""
-
-    def __init__(self) -> None:
-        self.queues: dict[Needs, FifoQueue] = {}  # only queues with tickets
-        self.slots = SlotIndex()
-        self.forecast: _Forecast | None = None
-        # One forecast for each demand; used if `has_many_label_sets`.
-        self.forecasts = LRUCache[_Demanded, _Forecast](_MAX_FORECASTS)
-        self.last_order = 0
-
-    @property
-    def has_many_label_sets(self) -> bool:
-        """True if a forecast of all demands together would take too long."""
-        return max(len(self.queues), self.slots.group_count) > _MAX_LABEL_SETS
 
 
 class SchedulerState:
@@ -103,8 +55,8 @@ class SchedulerState:
         self.hold_times = HoldTimes()
         self.listeners: list[Callable[[Change], None]] = []
         self.position_listeners: list[Callable[[Sequence[QueueEntry]], None]] = []
-        self._pools: dict[str, _Pool] = {}
-        self._moved: dict[FifoQueue, None] = {}  # queues with entries to publish, in turn
+        self._pools: dict[str, Pool] = {}
+        self._moved: dict[FairQueue, None] = {}  # queues with entries to publish, in turn
         self._slots: dict[str, dict[int, Grant]] = {}  # by worker id
         self._grants_of_order: dict[int, dict[str, Grant]] = {}  # by ticket and lease id
         self._reserved_slots: dict[str, set[int]] = {}  # by worker id
@@ -129,6 +81,8 @@ class SchedulerState:
                 self._put_grant(grant)
             case GrantGone(grant=grant, end=end):
                 self._remove_grant(grant, end)
+            case TimePut():
+                pass  # only quotas use it
             case _:
                 assert_never(change)
         for listener in self.listeners:
@@ -157,13 +111,7 @@ class SchedulerState:
     def next_grant(self, pool: str) -> tuple[Ticket, Candidate] | None:
         """Return the ticket of a pool to grant next, and the worker; None if no slot is free."""
         known = self._pools.get(pool)
-        if known is None or not known.slots.has_free:
-            return None
-        queues = sorted(known.slots.grantable(known.queues), key=_first_order)
-        now = self.clock()
-        reserved = self._reserved_orders
-        proposals = (next_grant(queue, known.slots, now, reserved) for queue in queues)
-        return next((proposal for proposal in proposals if proposal), None)
+        return known.next_grant(self.clock(), self._reserved_orders) if known else None
 
     def avoidance_left_s(self, after: float) -> float | None:
         """Return the seconds until a ticket stops avoiding a worker with a free slot.
@@ -262,41 +210,9 @@ class SchedulerState:
     def wait_s(self, ticket: Ticket) -> float | None:
         """Return the estimated wait of a ticket, or None while no slot serves the ticket."""
         pool = self._pools[ticket.request.pool]
-        now = self.clock()
-        needs = needs_of(ticket.request)
-        kind = ticket.request.kind
-        known = pool.forecast
-        rank = pool.queues[needs].rank_in_kind(ticket)
-        if pool.has_many_label_sets:
-            known = pool.forecasts.get((needs, kind))
-            if known is None or not known.is_young(now):
-                known = pool.forecasts[needs, kind] = self._forecast_alone(pool, needs, kind, now)
-            return known.waits[needs, kind].wait_s(int(rank * known.share))
-        is_known = known is not None and (needs, kind) in known.waits
-        if known is None or not is_known or not known.is_fresh(self.revision, now):
-            known = pool.forecast = _Forecast(self.revision, now, self._forecast(pool, now))
-        return known.waits[needs, kind].wait_s(rank)
+        return pool.wait_s(ticket, self.hold_times, self.revision, self.clock())
 
-    def _forecast_alone(
-        self, pool: _Pool, needs: Needs, kind: lease_pb2.SessionKind, now: float
-    ) -> _Forecast:
-        """Forecast the waits of one demand as if no other demand used its slots."""
-        supplies, share = pool.slots.some_supplies(needs, kind, _MAX_LABEL_SETS)
-        orders = pool.queues[needs].orders_by_kind[kind]
-        demand = Demand(kind, orders, range(len(supplies)))
-        (waits,) = forecast([demand], supplies, self.hold_times, now)
-        return _Forecast(self.revision, now, {(needs, kind): waits}, share)
-
-    def _forecast(self, pool: _Pool, now: float) -> Mapping[_Demanded, Waits]:
-        demands = {
-            (needs, kind): Demand(kind, orders, pool.slots.supplies_for(needs, kind), line=needs)
-            for needs, queue in pool.queues.items()
-            for kind, orders in queue.orders_by_kind.items()
-        }
-        waits = forecast(list(demands.values()), pool.slots.supplies(), self.hold_times, now)
-        return dict(zip(demands, waits, strict=True))
-
-    def _queue(self, ticket: Ticket) -> FifoQueue | None:
+    def _queue(self, ticket: Ticket) -> FairQueue | None:
         pool = self._pools.get(ticket.request.pool)
         return pool.queues.get(needs_of(ticket.request)) if pool else None
 
@@ -324,10 +240,8 @@ class SchedulerState:
         self.tickets[ticket.order] = ticket
         self.requests[ticket.request.request_id] = ticket
         pool = self._pool(ticket.request.pool)
-        needs = needs_of(ticket.request)
-        pool.queues.setdefault(needs, FifoQueue(needs)).put(ticket, self.clock())
         self.return_count += ticket.order < pool.last_order
-        pool.last_order = max(pool.last_order, ticket.order)
+        pool.put(ticket, self.clock())
 
     def _remove_ticket(self, ticket: Ticket, is_granted: bool) -> None:
         del self.tickets[ticket.order]
@@ -336,13 +250,10 @@ class SchedulerState:
         self._leave_queue(ticket)
 
     def _leave_queue(self, ticket: Ticket) -> None:
-        queues = self._pools[ticket.request.pool].queues
-        needs = needs_of(ticket.request)
-        queue = queues[needs]
-        queue.remove(ticket.order)
+        queue = self._pools[ticket.request.pool].remove(ticket)
         self._moved[queue] = None
         if not len(queue):
-            del queues[needs], self._moved[queue]
+            del self._moved[queue]
         self._drop_empty(ticket.request.pool)
 
     def _put_grant(self, grant: Grant) -> None:
@@ -353,6 +264,8 @@ class SchedulerState:
             self.requests[grant.ticket.request.request_id] = grant.ticket
             same = self._grants_of_order.setdefault(grant.ticket.order, {})
             same[claims.lease_id] = grant
+        if is_new and grant.ticket and (pool := self._pools.get(grant.ticket.request.pool)):
+            self._moved |= dict.fromkeys(pool.note_turn(grant.ticket, claims.fencing_number))
         self._grant_since.setdefault(claims.lease_id, self.clock())
         self._slots.setdefault(claims.worker_id, {})[claims.slot] = grant
         if is_new:
@@ -389,11 +302,11 @@ class SchedulerState:
             candidate = Candidate.of(worker, grants, void_numbers, self._grant_since, reserved)
             self._pool(worker.register.pool).slots.put(candidate)
 
-    def _pool(self, name: str) -> _Pool:
+    def _pool(self, name: str) -> Pool:
         """Return a pool, which is new if it has no tickets and workers yet."""
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = _Pool()
+            pool = self._pools[name] = Pool()
         return pool
 
     def _drop_empty(self, name: str) -> None:
@@ -401,10 +314,6 @@ class SchedulerState:
         pool = self._pools[name]
         if not pool.queues and not len(pool.slots):
             del self._pools[name]
-
-
-def _first_order(queue: FifoQueue) -> int:
-    return queue.first_order
 
 
 def _is_of_request(grant: Grant, request_id: str) -> bool:

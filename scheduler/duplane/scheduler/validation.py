@@ -51,6 +51,8 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     _require_short(request.pool, "pool")
     _require_short(request.session_id, "session_id")
     _require_short(request.client_id, "client_id")
+    _require_short(request.tenant_id, "tenant_id")
+    _check_limits(request.tenant_limits)
     _check_labels(request.needs, "needs")
     is_short = len(request.model) <= MAX_LABEL_LENGTH
     _require(is_short, "model", f"is longer than {MAX_LABEL_LENGTH} characters")
@@ -64,6 +66,15 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
             _require_short(value, f"{field}[{index}]")
     is_short = 0 <= to_seconds(request.avoided_duration) <= MAX_AVOIDED_S
     _require(is_short, "avoided_duration", f"must be at least 0 and at most {MAX_AVOIDED_S:.0f} s")
+
+
+def _check_limits(limits: lease_pb2.TenantLimits) -> None:
+    for field, value in (
+        ("session_count", limits.session_count),
+        ("waiting_count", limits.waiting_count),
+        ("daily_minutes", limits.daily_minutes),
+    ):
+        _require(value >= 0, f"tenant_limits.{field}", "must be at least 0")
 
 
 def _check_labels(labels: Mapping[str, str], field: str) -> None:

@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.needs import MODEL, demand_of, needs_of
+from duplane.scheduler.quotas import Quotas
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -58,7 +59,7 @@ class Waiters:
     """The waiting calls of one scheduler.
 
     At most `limit` tickets wait in the fabric. Callers that return with a ticket from an earlier
-    call are accepted until twice as many wait.
+    call are accepted until twice as many wait. `quotas` refuses requests above a tenant's limits.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Waiters:
         store: LeaseStore,
         state: SchedulerState,
         limit: int,
+        quotas: Quotas,
         enqueue: Enqueue | None = None,
     ) -> None:
         """`enqueue` replaces `store.enqueue`, and may grant a slot in the same step."""
@@ -73,6 +75,7 @@ class Waiters:
         self._store = store
         self._enqueue_request = enqueue or store.enqueue
         self._state = state
+        self._quotas = quotas
         self._why_refused = ""
         self._waiters: dict[str, Waiter] = {}  # by owner
         self._by_order: dict[int, Waiter] = {}
@@ -95,7 +98,8 @@ class Waiters:
         if self._why_refused:
             raise FabricError(Reason.UNAVAILABLE, self._why_refused)
         request = self._decided(request, order)
-        if not self._is_known(request, order):
+        is_known = self._is_known(request, order)
+        if not is_known:
             self._admit(request, is_returning=order is not None)
         waiter = Waiter(request)
         self._waiters[waiter.owner] = waiter
@@ -108,6 +112,9 @@ class Waiters:
                 # back earlier, the next ticket could get them.
                 if order is not None:
                     await self._give_back_former_grants(request.request_id, order)
+            if not is_known and order is None and waiter.order is not None:
+                is_waiting = waiter.grant is None
+                self._quotas.check_order(request, waiter.order, is_waiting=is_waiting)
             yield waiter
         finally:
             await self._leave(waiter)
@@ -206,6 +213,9 @@ class Waiters:
             field = "request_id" if is_repeated else "ticket_id"
             message = f"{field} names a request of another kind or pool, or with other needs"
             raise FabricError(Reason.INVALID_FIELD, message, field=field)
+        if ticket.request.tenant_id != request.tenant_id:
+            message = "names another tenant than the request with this request_id or ticket_id"
+            raise FabricError(Reason.INVALID_FIELD, f"tenant_id {message}", field="tenant_id")
         return True
 
     def _admit(self, request: lease_pb2.AcquireLeaseRequest, *, is_returning: bool) -> None:
@@ -217,6 +227,8 @@ class Waiters:
             raise FabricError(Reason.KIND_NOT_SERVED, message)
         if len(self._state.tickets) >= self.limit * (2 if is_returning else 1):
             raise FabricError(Reason.QUEUE_FULL, f"{self.limit} requests wait already")
+        may_wait = self._state.free_candidate(request) is None
+        self._quotas.check(request, is_returning=is_returning, may_wait=may_wait)
 
     async def _give_back_former_grants(self, request_id: str, order: int) -> None:
         """Give back the unclaimed grants that earlier requests got for the ticket at `order`.

@@ -19,7 +19,7 @@ from duplane.scheduler.messages import (
     ticket_status,
     worker_status,
 )
-from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -27,6 +27,7 @@ from duplane.scheduler.store.base import (
     GrantPut,
     TicketGone,
     TicketPut,
+    TimePut,
     Worker,
     WorkerGone,
     WorkerPut,
@@ -34,6 +35,7 @@ from duplane.scheduler.store.base import (
 
 _Key = TypeVar("_Key", int, str)
 _Status = TypeVar("_Status")
+_Listed = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 SNAPSHOT_LENGTH = 1024  # workers, leases and tickets in one part of a snapshot
 PORTION = 64  # workers, leases and tickets that are described before other tasks can run
 BACKLOG_LENGTH = 4096  # maximum number of unread changes; one grant can move every waiting ticket
@@ -193,7 +195,7 @@ class Watch:
             worker_id = change.worker.worker_id
             if not self._state.lost_workers.get(worker_id):
                 self._reports.pop(worker_id, None)
-        if self._watchers:
+        if self._watchers and not isinstance(change, TimePut):
             self._publish(self._message(change))
 
     def _on_forgotten(self, worker_id: str) -> None:
@@ -208,7 +210,7 @@ class Watch:
                 status = ticket_status(entry, self._state)
                 self._publish(admin_pb2.WatchResponse(ticket=status))
 
-    def _message(self, change: Change) -> admin_pb2.WatchResponse:
+    def _message(self, change: _Listed) -> admin_pb2.WatchResponse:
         match change:
             case WorkerPut(worker=worker):
                 return admin_pb2.WatchResponse(worker=self._worker_status(worker))

@@ -31,7 +31,7 @@ from support.scheduler.scheduler_harness import (
 from support.scheduler.store_history import CLAIM_TIMEOUT_S, slot_key
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.slot_reports import Verdict, judge
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (

@@ -14,7 +14,7 @@ from support.scheduler.scheduler_harness import AUDIO, register_message
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler import watch
 from duplane.scheduler.policy import forecast
-from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.forecast import Demand, Supply
 from duplane.scheduler.policy.hold_times import HoldTimes
 from duplane.scheduler.rpc.admin import AdminServicer

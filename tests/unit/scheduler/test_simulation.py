@@ -14,9 +14,10 @@ from simulation.virtual_time import DeadlockError, LifelikeLoop, run
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.granting import GrantLoop
-from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
+from duplane.scheduler.policy.fair_queue import FairQueue, QueueEntry
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.policy.slot_reports import Verdict, judge
+from duplane.scheduler.policy.turns import Turn, Turns
 from duplane.scheduler.rpc import leases, registry
 from duplane.scheduler.store.base import Grant, Offer, Ticket
 from duplane.scheduler.store.etcd import operations
@@ -74,8 +75,16 @@ def no_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_first(patch: pytest.MonkeyPatch) -> None:
-    in_order = FifoQueue.of_kinds
-    patch.setattr(FifoQueue, "of_kinds", lambda *args: reversed(list(in_order(*args))))
+    in_order = FairQueue.of_kinds
+    patch.setattr(FairQueue, "of_kinds", lambda *args: reversed(list(in_order(*args))))
+
+
+def no_turns(patch: pytest.MonkeyPatch) -> None:
+    def turn_of(turns: Any, tenant_id: str) -> Turn:
+        first = turns._lines[tenant_id][0]
+        return first, first, tenant_id
+
+    patch.setattr(Turns, "turn_of", turn_of)
 
 
 def growing_positions(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +93,7 @@ def growing_positions(patch: pytest.MonkeyPatch) -> None:
         entry.position = rank
         return entry
 
-    patch.setattr(FifoQueue, "_ranked", ranked)
+    patch.setattr(FairQueue, "_ranked", ranked)
     patch.setattr(leases, "min", lambda _, position: position, raising=False)
 
 
@@ -162,6 +171,7 @@ def no_adoption(patch: pytest.MonkeyPatch) -> None:
         (no_expiry, "grants are left"),
         (no_release, "grants are left"),
         (last_first, "a ticket was overtaken"),
+        (no_turns, "a tenant did not get its turn"),
         (growing_positions, "a position has grown"),
         (lost_wakeups, "a ticket was lost"),
         (forgotten_calls, "waiting calls are left"),

@@ -12,6 +12,7 @@ from support.scheduler.scheduler_harness import AUDIO, OMNI, register_message
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2
+from duplane.scheduler.quotas import Quotas
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -33,7 +34,8 @@ class LocalScheduler:
     def __init__(self, enqueue: Enqueue | None = None) -> None:
         self.store = MemoryStore(1_700_000_000_000)
         self.state = SchedulerState(time.monotonic)
-        self.waiters = Waiters(self.store, self.state, 10, enqueue)
+        quotas = Quotas(self.store, self.state, 10, lambda: 0.0)
+        self.waiters = Waiters(self.store, self.state, 10, quotas, enqueue)
         self.watch = Watch(self.state, ticket_limit=10)
         self.store.subscribe(self.state.apply)
 

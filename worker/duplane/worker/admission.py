@@ -39,6 +39,7 @@ class Slot:
     fencing_number: int = 0
     lease_id: str = ""
     session_id: str = ""
+    tenant_id: str = ""
     kind: lease_pb2.SessionKind = lease_pb2.SESSION_KIND_UNSPECIFIED
     is_paused: bool = False
     cannot_move: bool = False  # to another worker, as the session's client says
@@ -160,6 +161,7 @@ class Admission:
                 fencing_number=claims.fencing_number,
                 lease_id=claims.lease_id,
                 session_id=claims.session_id,
+                tenant_id=claims.tenant_id,
                 kind=claims.kind,
             )
         )
@@ -257,6 +259,7 @@ def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
             fencing_number=slot.fencing_number,
             lease_id=slot.lease_id,
             session_id=slot.session_id,
+            tenant_id=slot.tenant_id,
             kind=slot.kind,
             is_paused=slot.is_paused,
             cannot_move=slot.cannot_move,

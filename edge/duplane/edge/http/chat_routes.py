@@ -28,10 +28,13 @@ _STATUSES: Mapping[CloseReason, HTTPStatus] = {
     CloseReason.REQUEST_REFUSED: HTTPStatus.UNPROCESSABLE_ENTITY,
     CloseReason.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     CloseReason.QUEUE_FULL: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.QUOTA: HTTPStatus.TOO_MANY_REQUESTS,
     CloseReason.WORKER_BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
     CloseReason.WORKER_CONNECT_FAILED: HTTPStatus.SERVICE_UNAVAILABLE,
     CloseReason.SHUTDOWN: HTTPStatus.SERVICE_UNAVAILABLE,
 }
+# A client whose tenant uses all its slots cannot know when one of its sessions ends.
+_RETRY_AFTER_S = "10"
 
 
 class ChatRoutes:
@@ -105,4 +108,7 @@ def _response(answer: bytes | None, closed: Close | None) -> web.Response:
 
 
 def _refused(status: int, message: str) -> web.Response:
-    return json_answer(error_body(message), status)
+    answer = json_answer(error_body(message), status)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        answer.headers["Retry-After"] = _RETRY_AFTER_S
+    return answer

@@ -46,6 +46,7 @@ class ChatRunner(SessionRunner[ChatSession]):
         request.request_id = f"{first_request.request_id}/{self._lease_count}"
         if self.session.is_retrying:
             request.ticket_id = self._ticket_id
+            request.was_granted = bool(self._ticket_id)
         try:
             granted = await self._fabric.acquire(request, self._on_queued)
         except FabricError as error:

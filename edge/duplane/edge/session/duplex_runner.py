@@ -123,6 +123,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request.CopyFrom(first)
         request.request_id += f"/move{attempt.number}"
         request.ticket_id = attempt.ticket_id
+        request.was_granted = bool(attempt.ticket_id)
         model = self.session.moves.present.granted.model_label
         has_begun = self.session.moves.phase is not MovePhase.LOST_EARLY
         if model and (has_begun or model == first.model):  # no other model will do

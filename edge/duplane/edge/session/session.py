@@ -30,6 +30,7 @@ D = TypeVar("D", bound=Dialect)
 # The reason why no lease was granted -> the close that the client gets.
 _REFUSED = {
     Reason.QUEUE_FULL: Close(CloseReason.QUEUE_FULL, "Queue full"),
+    Reason.TENANT_QUOTA: Close(CloseReason.QUOTA, "Quota exhausted"),
     Reason.TICKET_CANCELLED: Close(CloseReason.WORKER_BUSY, "taken out of the queue"),
     Reason.UNAVAILABLE: Close(CloseReason.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
 }

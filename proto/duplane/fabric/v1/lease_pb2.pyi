@@ -25,7 +25,7 @@ SESSION_KIND_OMNI_DUPLEX: SessionKind
 SESSION_KIND_CHAT: SessionKind
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model")
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model", "tenant_id", "tenant_limits", "was_granted")
     class NeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,9 @@ class AcquireLeaseRequest(_message.Message):
     AVOIDED_DURATION_FIELD_NUMBER: _ClassVar[int]
     AVOIDED_WORKER_INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    WAS_GRANTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ticket_id: str
     kind: SessionKind
@@ -57,7 +60,20 @@ class AcquireLeaseRequest(_message.Message):
     avoided_duration: _duration_pb2.Duration
     avoided_worker_incarnations: _containers.RepeatedScalarFieldContainer[str]
     model: str
-    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
+    tenant_id: str
+    tenant_limits: TenantLimits
+    was_granted: bool
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tenant_limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., was_granted: _Optional[bool] = ...) -> None: ...
+
+class TenantLimits(_message.Message):
+    __slots__ = ("session_count", "waiting_count", "daily_minutes")
+    SESSION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DAILY_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    session_count: int
+    waiting_count: int
+    daily_minutes: int
+    def __init__(self, session_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., daily_minutes: _Optional[int] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("queued", "granted")
@@ -112,7 +128,7 @@ class Lease(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class LeaseClaims(_message.Message):
-    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time", "claim_timeout")
+    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time", "claim_timeout", "tenant_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +138,7 @@ class LeaseClaims(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
     CLAIM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     worker_id: str
     worker_epoch: int
@@ -131,7 +148,8 @@ class LeaseClaims(_message.Message):
     session_id: str
     expire_time: _timestamp_pb2.Timestamp
     claim_timeout: _duration_pb2.Duration
-    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    tenant_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tenant_id: _Optional[str] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
     __slots__ = ("lease_id", "request_id", "unreachable_worker_id")

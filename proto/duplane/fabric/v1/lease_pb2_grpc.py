@@ -68,7 +68,8 @@ class LeaseServiceServicer:
         Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
         call, which then ends with ABORTED / SUPERSEDED.
 
-        Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
+        Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; RESOURCE_EXHAUSTED / TENANT_QUOTA with the name of the
+        exhausted limit in `metadata["field"]`, such as `tenant_limits.session_count`; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
         are attached, none serves the kind with these needs, and the request has no ticket yet;
         FAILED_PRECONDITION / MODEL_NOT_SERVED when several models are served, none of them is the one
         that `model` names, and the request has no ticket of an earlier call; CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /

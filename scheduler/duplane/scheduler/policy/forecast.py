@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sortedcontainers import SortedList
 
@@ -41,12 +42,20 @@ class Supply:
         return heap
 
 
+class Ranks(Protocol):
+    """The ranks of tickets among those of all demands, in their order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Tickets of one kind that the same slots can serve."""
 
     kind: lease_pb2.SessionKind
-    orders: SortedList[int]
+    ranks: Ranks
     supplies: Collection[int]  # indices of the supplies that can serve these tickets
     line: Hashable = None  # tickets of all demands with the same line start in order
 
@@ -87,7 +96,7 @@ def forecast(
     """Return the waits for each demand, in the order of `demands`."""
     heaps = [supply.outlook(times, now) for supply in supplies]
     resolution = max(1, min(RESOLUTION, _MAX_PORTIONS // max(1, len(demands))))
-    waits = [Waits(len(demand.orders), resolution) for demand in demands]
+    waits = [Waits(len(demand.ranks), resolution) for demand in demands]
     started_s: dict[Hashable, float] = {}  # start of the last ticket of each line
     arrivals = (_arrivals(which, demand, resolution) for which, demand in enumerate(demands))
     for _, which, count in heapq.merge(*arrivals):
@@ -104,10 +113,10 @@ def forecast(
 def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int, int, int]]:
     """Divide a demand into portions of tickets; `which` is the index of the demand.
 
-    Yields (order number of the first ticket, `which`, number of tickets) for each portion.
+    Yields (rank of the first ticket, `which`, number of tickets) for each portion.
     """
-    for start, count in _portions(len(demand.orders), resolution):
-        yield demand.orders[start], which, count
+    for start, count in _portions(len(demand.ranks), resolution):
+        yield demand.ranks[start], which, count
 
 
 def _start(

@@ -1,9 +1,9 @@
 """Chooses the next ticket of a pool, and the worker whose slot the ticket gets. Pure.
 
-A pool has one queue for each set of needs. Each queue is strictly FIFO, with two exceptions: a
-ticket is passed over if no worker can serve its kind, or, for a limited time, if its caller could
-not reach the worker with the free slot. A slot that meets the needs of several queues goes to the
-ticket with the lowest order number.
+A pool has one queue for each set of needs. Each queue is strictly in the order of `turns`, with two
+exceptions: a ticket is passed over if no worker can serve its kind, or, for a limited time, if its
+caller could not reach the worker with the free slot. A slot that meets the needs of several queues
+goes to the ticket that comes first in the order of the whole pool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sortedcontainers import SortedList
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.policy.fifo import FifoQueue
+from duplane.scheduler.policy.fair_queue import FairQueue
 from duplane.scheduler.policy.forecast import Supply
 from duplane.scheduler.policy.needs import Labels, Needs, labels_of, model_of, with_model
 from duplane.scheduler.store.base import Grant, Ticket, Worker
@@ -161,7 +161,7 @@ class SlotIndex:
         """True if a slot is free."""
         return bool(self._free)
 
-    def grantable(self, queues: Mapping[Needs, FifoQueue]) -> Sequence[FifoQueue]:
+    def grantable(self, queues: Mapping[Needs, FairQueue]) -> Sequence[FairQueue]:
         """Return the queues for which a slot that meets their needs is free."""
         free = [group.labels for group in self._free.values()]
         return [
@@ -351,7 +351,7 @@ class SlotIndex:
 
 
 def next_grant(
-    queue: FifoQueue, slots: SlotIndex, now: float, reserved: Collection[int] = ()
+    queue: FairQueue, slots: SlotIndex, now: float, reserved: Collection[int] = ()
 ) -> tuple[Ticket, Candidate] | None:
     """Return the ticket to grant next, and the worker whose first free slot it gets.
 
@@ -368,14 +368,14 @@ def next_grant(
 
 
 def avoidance_end(
-    queue: FifoQueue, slots: SlotIndex, after: float, reserved: Collection[int] = ()
+    queue: FairQueue, slots: SlotIndex, after: float, reserved: Collection[int] = ()
 ) -> float | None:
     """Return the first time after `after` at which one of the first tickets avoids no worker."""
     ends = map(queue.avoids_until, _foremost(queue, slots, reserved))
     return min((end for end in ends if end > after), default=None)
 
 
-def _foremost(queue: FifoQueue, slots: SlotIndex, reserved: Collection[int]) -> Iterator[Ticket]:
+def _foremost(queue: FairQueue, slots: SlotIndex, reserved: Collection[int]) -> Iterator[Ticket]:
     """Yield the tickets that may be granted next, first to last. Their number is bounded."""
     tickets = queue.of_kinds(slots.able_kinds(queue.needs))
     waiting = (ticket for ticket in tickets if ticket.order not in reserved)

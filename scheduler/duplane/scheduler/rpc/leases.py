@@ -85,7 +85,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
                             span.set_attribute(LEASE_ID, claims.lease_id)
                             _log.debug("lease %s on worker %s", claims.lease_id, claims.worker_id)
             except FabricError as error:
-                self._metrics.refused(error.reason)
+                self._metrics.refused(error)
                 _log.debug("no lease: %s", error.reason)
                 await abort(context, error)
 

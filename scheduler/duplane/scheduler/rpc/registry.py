@@ -320,5 +320,6 @@ def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:
         fencing_number=slot.fencing_number,
         kind=slot.kind,
         session_id=slot.session_id,
+        tenant_id=slot.tenant_id,
     )
     return Grant(claims, is_claimed=True)

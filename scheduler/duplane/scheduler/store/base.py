@@ -104,6 +104,15 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantTime:
+    """For how long the ended sessions of a tenant have held slots in one day."""
+
+    tenant_id: str
+    day: int  # number of the day (UTC), from 1970
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """A slot to grant, and the time within which the grant must be claimed."""
 
@@ -171,7 +180,15 @@ class GrantGone:
     end: GrantEnd
 
 
-Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
+@dataclass(frozen=True, slots=True)
+class TimePut:
+    """A scheduler has saved the time of a tenant."""
+
+    revision: int
+    time: TenantTime
+
+
+Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone | TimePut
 
 
 def replaces(register: registry_pb2.Register, known: registry_pb2.Register) -> bool:
@@ -352,4 +369,11 @@ class LeaseStore(ABC):
         """Record a claimed lease that a worker reports but that has no grant in this store.
 
         Returns False if the worker's registration has ended or the slot is granted.
+        """
+
+    @abstractmethod
+    async def save_time(self, time: TenantTime) -> bool:
+        """Save the time of a tenant for the other schedulers and for later ones.
+
+        Returns False if the store keeps no times, or has a higher time or that of a later day.
         """

@@ -17,6 +17,7 @@ from duplane.scheduler.store.base import (
     Grant,
     LeaseStore,
     Offer,
+    TenantTime,
     Ticket,
     Worker,
 )
@@ -33,6 +34,7 @@ OPERATIONS = (
     "register",
     "release",
     "report",
+    "save_time",
     "set_unreachable",
     "try_grant",
     "unregister",
@@ -149,6 +151,9 @@ class MeasuredStore(LeaseStore):
 
     async def adopt(self, grant: Grant) -> bool:
         return await self._measure("adopt", self._store.adopt(grant))
+
+    async def save_time(self, time: TenantTime) -> bool:
+        return await self._measure("save_time", self._store.save_time(time))
 
     async def _measure(self, name: str, operation: Awaitable[_Answer]) -> _Answer:
         """Run an operation to its end. An answer that is false counts as void."""

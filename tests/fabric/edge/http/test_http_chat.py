@@ -135,20 +135,21 @@ async def test_a_request_above_its_bound_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "told", "status"),
     [
-        (Reason.QUEUE_FULL, "Queue full"),
-        (Reason.KIND_NOT_SERVED, "no worker serves this mode"),
-        (Reason.TICKET_CANCELLED, "taken out of the queue"),
+        (Reason.QUEUE_FULL, "Queue full", 503),
+        (Reason.TENANT_QUOTA, "Quota exhausted", 429),
+        (Reason.KIND_NOT_SERVED, "no worker serves this mode", 503),
+        (Reason.TICKET_CANCELLED, "taken out of the queue", 503),
     ],
 )
-async def test_without_a_slot_it_is_503(reason: Reason, told: str) -> None:
+async def test_without_a_slot_it_is_refused(reason: Reason, told: str, status: int) -> None:
     async with live_edge() as edge:
         edge.fabric.is_automatic = False
         asking = asyncio.ensure_future(ask(edge))
         (await edge.fabric.acquisition()).refuse(reason)
         code, body = await asking
-        assert (code, body["detail"], body["success"]) == (503, told, False)
+        assert (code, body["detail"], body["success"]) == (status, told, False)
 
 
 async def test_a_client_has_its_bound_of_requests() -> None:

@@ -21,7 +21,7 @@ from support.scheduler.scheduler_harness import (
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.policy.fifo import AVOIDED_S, FifoQueue
+from duplane.scheduler.policy.fair_queue import AVOIDED_S, FairQueue
 from duplane.scheduler.policy.needs import NO_NEEDS, Needs
 from duplane.scheduler.policy.placement import Candidate, SlotIndex, avoidance_end, next_grant
 from duplane.scheduler.store.base import DrainRequest, Grant, Ticket, Worker
@@ -53,7 +53,7 @@ def candidate(one: Worker, *granted: int) -> Candidate:
 
 def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[int, str, int]]:
     """Make all possible grants; return (order of the ticket, worker, slot) of each."""
-    queue = FifoQueue()
+    queue = FairQueue()
     slots = SlotIndex()
     for one in tickets:
         queue.put(one, 0.0)
@@ -197,7 +197,7 @@ def test_avoided_worker_is_granted_to_the_next_ticket() -> None:
 
 @pytest.mark.parametrize("given_s", [None, 0.0, 2.0])
 def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: float | None) -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     slots = SlotIndex()
     avoiding = ticket(1, avoided=("free",))
     if given_s is not None:
@@ -222,7 +222,7 @@ def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: fl
 def test_worker_that_was_restarted_is_not_avoided(
     incarnations: tuple[str, ...], is_avoided: bool
 ) -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     slots = SlotIndex()
     avoiding = ticket(1, avoided=("free",))
     avoiding.request.avoided_worker_incarnations.extend(incarnations)
@@ -234,7 +234,7 @@ def test_worker_that_was_restarted_is_not_avoided(
 
 
 def test_avoided_worker_is_used_last_when_the_time_to_avoid_it_is_over() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     slots = SlotIndex()
     queue.put(ticket(1, avoided=("many",)), 0.0)
     slots.put(candidate(worker("many", FREE, FREE)))
@@ -245,7 +245,7 @@ def test_avoided_worker_is_used_last_when_the_time_to_avoid_it_is_over() -> None
 
 
 def test_ticket_that_returns_says_anew_what_it_avoids() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     slots = SlotIndex()
     slots.put(candidate(worker("free")))
     slots.put(candidate(worker("busy", OCCUPIED)))
@@ -280,7 +280,7 @@ def labelled(worker_id: str, **labels: str) -> Worker:
 
 
 def test_only_a_worker_with_the_needed_labels_is_granted() -> None:
-    queue = FifoQueue(Needs(frozenset({("model", "a"), ("zone", "x")})))
+    queue = FairQueue(Needs(frozenset({("model", "a"), ("zone", "x")})))
     slots = SlotIndex()
     queue.put(ticket(1), 0.0)
     for one in (labelled("w1"), labelled("w2", model="a"), labelled("w3", model="b", zone="x")):
@@ -302,7 +302,7 @@ def test_worker_that_registers_with_other_labels_moves_to_their_group() -> None:
 
 
 def test_avoided_worker_is_granted_if_no_other_has_the_needed_labels() -> None:
-    queue = FifoQueue(Needs(frozenset({("model", "a")})))
+    queue = FairQueue(Needs(frozenset({("model", "a")})))
     slots = SlotIndex()
     queue.put(ticket(1, avoided=("w1",)), 0.0)
     slots.put(candidate(labelled("w1", model="a")))

@@ -22,9 +22,11 @@ from duplane.scheduler.store.base import (
     GrantEnd,
     GrantGone,
     GrantPut,
+    TenantTime,
     Ticket,
     TicketGone,
     TicketPut,
+    TimePut,
     Worker,
     WorkerGone,
     WorkerPut,
@@ -36,6 +38,7 @@ from duplane.scheduler.store.etcd.records import (
     read_reports,
     read_request,
     read_slot,
+    read_time,
     read_worker,
 )
 
@@ -61,6 +64,7 @@ class Facts:
         self.granted: dict[str, Grant] = {}  # live grants, by request id
         self.requests: dict[str, Request] = {}
         self.tickets: dict[int, Ticket] = {}  # waiting tickets, by order
+        self.times: dict[str, TenantTime] = {}  # by tenant
         self._highest = 0  # the highest number so far
         self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
         self._slots_by_worker: dict[str, set[int]] = {}
@@ -114,6 +118,7 @@ class Facts:
         transition.slots = dict.fromkeys(self.slots)
         transition.workers = dict.fromkeys(self.workers)
         transition.tickets = dict.fromkeys(self.tickets)
+        transition.times = dict.fromkeys(self.times)
         return [change for change in transition.changes_to(self) if change]
 
     def replace(
@@ -194,18 +199,9 @@ class Facts:
                 _put(self.signing_keys, held.key, read(held.value) if is_put else None)
                 by_id = {key.key_id: key for key in self.signing_keys.values()}
                 self.verification_keys = tuple(by_id.values())
-            case "worker":
-                worker = read_worker(held.value, held.mod_revision) if is_put else None
+            case "worker" | "reports" | "report":
                 transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
-                _put(self._registrations, parts[0], worker)
-            case "reports":
-                reports = read_reports(held.value) if is_put else None
-                transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
-                _put(self._reports, parts[0], reports)
-            case "report":
-                report = registry_pb2.SlotReport.FromString(held.value) if is_put else None
-                transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
-                self._apply_report(parts[0], int(parts[1]), report)
+                self._apply_worker(kind, parts, held, is_put)
             case "slot":
                 slot = read_slot(held.value, held.mod_revision) if is_put else None
                 self._apply_slot((parts[0], int(parts[1])), slot, transition)
@@ -214,8 +210,26 @@ class Facts:
                     read_request(held.value, held.mod_revision, held.lease) if is_put else None
                 )
                 self._apply_request(parts[0], request, transition)
+            case "time":
+                time = read_time(parts[0], held.value) if is_put else None
+                transition.times[parts[0]] = None
+                _put(self.times, parts[0], time)
             case _:
                 pass
+
+    def _apply_worker(
+        self, kind: str, parts: Sequence[str], held: etcd_pb2.KeyValue, is_put: bool
+    ) -> None:
+        """Apply a registration, the reports of all slots of a worker, or the report of one slot."""
+        match kind:
+            case "worker":
+                worker = read_worker(held.value, held.mod_revision) if is_put else None
+                _put(self._registrations, parts[0], worker)
+            case "reports":
+                _put(self._reports, parts[0], read_reports(held.value) if is_put else None)
+            case _:
+                report = registry_pb2.SlotReport.FromString(held.value) if is_put else None
+                self._apply_report(parts[0], int(parts[1]), report)
 
     def _apply_report(
         self, worker_id: str, slot: int, report: registry_pb2.SlotReport | None
@@ -289,6 +303,7 @@ class _Transition:
         self.slots: dict[SlotKey, Slot | None] = {}
         self.workers: dict[str, Worker | None] = {}
         self.tickets: dict[int, Request | None] = {}
+        self.times: dict[str, None] = {}  # tenants whose time was saved; a dict keeps their order
         self._before = before
         self._were_missed = were_missed
 
@@ -304,7 +319,7 @@ class _Transition:
         self.tickets.setdefault(order, request)
 
     def changes_to(self, after: Facts) -> Iterator[Change | None]:
-        """Yield the changes: ends of grants first, then workers, grants and tickets.
+        """Yield the changes: ends of grants, then workers, grants, tickets and times of tenants.
 
         Also yields None between two steps of long computations. Call this only once: it discards
         the recorded values step by step, because discarding them all together would take long.
@@ -314,6 +329,9 @@ class _Transition:
         yield from self._workers(after, number)
         yield from self._grants(after, number)
         yield from self._tickets(after, number)
+        for tenant_id in self.times:
+            time = after.times.get(tenant_id)
+            yield TimePut(number, time) if time else None
 
     def _ended_grants(self, after: Facts, number: int) -> Iterable[Change]:
         for key, former in self.slots.items():

@@ -26,6 +26,7 @@ class Keys:
     - `slot/WORKER/N`: the last grant of a slot.
     - `request/ID`: a request that waits or has a grant.
     - `order/N`: reserves an order for a ticket that has returned to this order.
+    - `time/TENANT`: for how long the ended sessions of a tenant have held slots on the last day.
     - `arrivals/N`: an empty value, which every new ticket writes. Several pools share a key.
     """
 
@@ -79,6 +80,9 @@ class Keys:
         Callers can send any pool name, so the number of these keys is fixed and pools share them.
         """
         return self._key("arrivals", str(zlib.crc32(pool.encode()) % _ARRIVALS_COUNT))
+
+    def time(self, tenant_id: str) -> bytes:
+        return self._key("time", tenant_id)
 
     def parse(self, key: bytes) -> list[str]:
         """Return the first word of a key, such as `slot`, and then its other parts."""

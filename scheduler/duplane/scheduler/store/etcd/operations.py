@@ -16,6 +16,7 @@ from duplane.scheduler.store.base import (
     Grant,
     GrantEnd,
     Offer,
+    TenantTime,
     Ticket,
     Worker,
     replaces,
@@ -30,6 +31,7 @@ from duplane.scheduler.store.etcd.records import (
     reports_value,
     request_value,
     slot_value,
+    time_value,
     worker_value,
 )
 from duplane.scheduler.store.etcd.transactions import Answer, Done, Step, Transaction
@@ -263,6 +265,18 @@ def adopt(facts: Facts, grant: Grant) -> Step[bool]:
     if present := facts.grant_of(_slot_key(grant)):
         return Done(present == grant)
     return _put_slot(facts, Slot(grant, 0.0, None))
+
+
+def save_time(facts: Facts, time: TenantTime) -> Step[bool]:
+    """Write the time of a tenant, unless another scheduler has written a higher one."""
+    known = facts.times.get(time.tenant_id)
+    if known and (known.day, known.held_s) >= (time.day, time.held_s):
+        return Done(known == time)
+    key = facts.keys.time(time.tenant_id)
+    step = Transaction[bool](facts, lambda _: True)
+    step.require_unchanged(key)
+    step.put(key, time_value(time))
+    return step
 
 
 def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:

@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.store.base import DrainRequest, Grant, GrantEnd, Ticket, Worker
+from duplane.scheduler.store.base import (
+    DrainRequest,
+    Grant,
+    GrantEnd,
+    TenantTime,
+    Ticket,
+    Worker,
+)
 from duplane.scheduler.store.etcd import records_pb2 as pb
 
 _ENDS = {
@@ -131,6 +138,17 @@ def read_slot(value: bytes, revision: int) -> Slot:
     ticket = _ticket(record.request, revision) if record.HasField("request") else None
     grant = Grant(claims, ticket, record.is_claimed, record.is_revoked)
     return Slot(grant, record.claim_timeout_s, _ENDS_BY_RECORD.get(record.end))
+
+
+def time_value(time: TenantTime) -> bytes:
+    """Encode the time of a tenant."""
+    return pb.TimeRecord(day=time.day, held_s=time.held_s).SerializeToString()
+
+
+def read_time(tenant_id: str, value: bytes) -> TenantTime:
+    """Decode the time of a tenant."""
+    record = pb.TimeRecord.FromString(value)
+    return TenantTime(tenant_id, record.day, record.held_s)
 
 
 def _request_record(ticket: Ticket, base: int, *, is_granted: bool) -> pb.RequestRecord:

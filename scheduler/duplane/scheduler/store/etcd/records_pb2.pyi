@@ -76,3 +76,11 @@ class SlotRecord(_message.Message):
     claim_timeout_s: float
     end: GrantEndRecord
     def __init__(self, base: _Optional[int] = ..., claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., request: _Optional[_Union[RequestRecord, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., is_revoked: _Optional[bool] = ..., claim_timeout_s: _Optional[float] = ..., end: _Optional[_Union[GrantEndRecord, str]] = ...) -> None: ...
+
+class TimeRecord(_message.Message):
+    __slots__ = ("day", "held_s")
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    day: int
+    held_s: float
+    def __init__(self, day: _Optional[int] = ..., held_s: _Optional[float] = ...) -> None: ...

@@ -22,6 +22,7 @@ from duplane.scheduler.store.base import (
     GrantPut,
     LeaseStore,
     Offer,
+    TenantTime,
     Ticket,
     TicketGone,
     TicketPut,
@@ -268,6 +269,9 @@ class EtcdStore(LeaseStore):
 
     async def adopt(self, grant: Grant) -> bool:
         return await self._commit(lambda facts: operations.adopt(facts, grant))
+
+    async def save_time(self, time: TenantTime) -> bool:
+        return await self._commit(lambda facts: operations.save_time(facts, time))
 
     async def _commit(
         self, step_of: Callable[[Facts], Step[Answer]], shared_as: object = None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.scheduler.scheduler_harness import AUDIO, CHAT
 
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.policy.fifo import FifoQueue
+from duplane.scheduler.policy.fair_queue import FairQueue
 from duplane.scheduler.store.base import Ticket
 
 
@@ -22,7 +22,7 @@ def ticket(order: int, kind: lease_pb2.SessionKind = AUDIO) -> Ticket:
     )
 )
 def test_position_never_grows_and_order_is_kept(steps: list[tuple[str, int]]) -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     shown = dict[int, int]()
     for step, order in steps:
         if step == "join":
@@ -47,14 +47,14 @@ def test_position_never_grows_and_order_is_kept(steps: list[tuple[str, int]]) ->
 
 
 def test_returning_ticket_goes_ahead_and_no_position_grows() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     queue.put(ticket(5), 0.0)
     queue.put(ticket(3), 1.0)
     assert [(entry.ticket.order, entry.position) for entry in queue] == [(3, 1), (5, 1)]
 
 
 def test_tickets_are_found_by_kind() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     for order, kind in ((4, AUDIO), (2, CHAT), (7, CHAT)):
         queue.put(ticket(order, kind), 0.0)
     both = [one.order for one in queue.of_kinds([CHAT, AUDIO])]
@@ -65,7 +65,7 @@ def test_tickets_are_found_by_kind() -> None:
 
 
 def test_entries_that_moved_are_found_in_portions_also_while_more_leave() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     for order in range(1, 11):
         queue.put(ticket(order), 0.0)
     queue.remove(2)
@@ -82,7 +82,7 @@ def test_entries_that_moved_are_found_in_portions_also_while_more_leave() -> Non
 
 
 def test_entry_that_was_read_meanwhile_is_still_returned_as_moved() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     for order in (1, 2):
         queue.put(ticket(order), 0.0)
     queue.remove(1)
@@ -91,7 +91,7 @@ def test_entry_that_was_read_meanwhile_is_still_returned_as_moved() -> None:
 
 
 def test_front_is_published_first_while_the_rest_is_on_its_way() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     for order in range(1, 101):
         queue.put(ticket(order), 0.0)
     queue.remove(1)
@@ -107,7 +107,7 @@ def test_front_is_published_first_while_the_rest_is_on_its_way() -> None:
 
 
 def test_search_for_moved_entries_is_bounded() -> None:
-    queue = FifoQueue()
+    queue = FairQueue()
     for order in range(1, 2001):
         queue.put(ticket(order), 0.0)
     list(queue)
