@@ -4,6 +4,7 @@ import math
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.vision.preprocessing import (
@@ -22,8 +23,10 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import (
     ImageError,
     ImageRules,
     decode_image,
+    plan_image,
     plan_sizes,
     prepare,
+    prepare_planned,
     slice_grid,
 )
 
@@ -152,6 +155,32 @@ def test_a_truncated_image_is_refused(kind: str) -> None:
 def test_too_many_pixels_are_refused_by_the_header_alone(size: tuple[int, int]) -> None:
     with pytest.raises(ImageError, match=f"pixels, more than {MAX_PIXELS}|more than {MAX_PIXELS}"):
         decode_image(png_of_size(*size))
+
+
+@pytest.mark.parametrize("size", [(1, 1 << 24), (1 << 23, 1), (8, 1 << 20)])
+def test_a_strip_is_refused_by_the_header_alone(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("pixels are decoded"))
+    for judge in (plan_image, prepare):
+        with pytest.raises(ImageError, match="too large or too narrow"):
+            judge(RULES, png_of_size(*size), 1)
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 9))
+def test_an_image_is_planned_like_the_picture_that_it_contains(
+    width: int, height: int, allowed: int
+) -> None:
+    image = noise(width, height)
+    planned = plan_image(RULES, encode(image), allowed)
+    assert (planned.size, planned.pixels, planned.scans) == (image.size, width * height, 1)
+    assert planned.plan == plan_sizes(RULES, image.size, allowed)
+
+
+def test_a_picture_of_another_size_than_its_header_states_is_refused() -> None:
+    planned = plan_image(RULES, encode(noise(40, 30)), 1)
+    with pytest.raises(ImageError, match="cannot be decoded"):
+        prepare_planned(RULES, replace(planned, data=encode(noise(30, 40))))
 
 
 @pytest.mark.parametrize("size", [(0, 10), (10, 0)])

@@ -6,7 +6,7 @@ OpenBMB/MiniCPM-o-Demo@28b60cf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -19,12 +19,19 @@ from duplane.worker.models.minicpm_o.loader import ModelParts
 from duplane.worker.models.minicpm_o.preparer_parts import PromptParts
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import ImageMarks, duplex_layout, tile_count
-from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
+from duplane.worker.models.minicpm_o.vision.preprocessing import (
+    USUAL_SCANS,
+    Pictures,
+    PlannedImage,
+)
 from duplane.worker.models.types import ImageError, Unit, UnitFailure
 
 MAX_FRAME_PIXELS = 1 << 23
 """Maximum number of pixels of one frame; decoding a larger frame would delay a conversation for too
 long."""
+MAX_UNIT_PIXELS = 1 << 24
+"""Maximum number of pixels of all frames of a unit together. Frames that bring a unit above it are
+refused by their headers. The pixels times the scans are bounded in the same way."""
 
 
 class UnitInputs:
@@ -154,21 +161,71 @@ class UnitInputs:
 
 def prepare_unit(pictures: Pictures | None, unit: Unit) -> Unit | UnitFailure:
     """Return the unit with decoded frames, or its refusal."""
+    steps = prepare_steps(pictures, unit)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value
+
+
+def prepare_steps(
+    pictures: Pictures | None, unit: Unit
+) -> Generator[None, None, Unit | UnitFailure]:
+    """Return the unit with decoded frames, or its refusal. Yields between frames.
+
+    The headers of all frames are judged first, so a refused unit costs no decoding.
+    """
+    if not unit.frames:
+        return unit
+    if pictures is None:
+        return refusal(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
+    planned = _plan_frames(pictures, unit)
+    if isinstance(planned, UnitFailure):
+        return planned
     images: list[PreparedImage] = []
-    for index, frame in enumerate(unit.frames):
-        if pictures is None:
-            return refusal(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
+    for index, frame in enumerate(planned):
         if isinstance(frame, PreparedImage):
             images.append(frame)
+            continue
+        if images:
+            yield
+        try:
+            images.append(pictures.prepare_planned(frame))
+        except ImageError as error:
+            return _bad_frame(unit, index, str(error))
+    return replace(unit, frames=tuple(images))
+
+
+def _plan_frames(
+    pictures: Pictures, unit: Unit
+) -> list[PlannedImage | PreparedImage] | UnitFailure:
+    """Judge the frames by their headers, also together. Decoded frames stay as they are."""
+    planned: list[PlannedImage | PreparedImage] = []
+    pixels, scanned = 0, 0
+    for index, frame in enumerate(unit.frames):
+        if isinstance(frame, PreparedImage):
+            planned.append(frame)
             continue
         if not isinstance(frame, bytes):
             raise TypeError("the frame was prepared for another family of models")
         try:
-            images.append(pictures.prepare(frame, unit.max_slices, MAX_FRAME_PIXELS))
+            image = pictures.plan(frame, unit.max_slices, MAX_FRAME_PIXELS)
         except ImageError as error:
-            field = f"frames[{index}]"
-            return UnitFailure(unit.slot, "IMAGE_INVALID", str(error), False, field)
-    return replace(unit, frames=tuple(images)) if images else unit
+            return _bad_frame(unit, index, str(error))
+        pixels += image.pixels
+        scanned += image.pixels * image.scans
+        if pixels > MAX_UNIT_PIXELS:
+            fault = f"it brings the pictures of the unit to more than {MAX_UNIT_PIXELS} pixels"
+            return _bad_frame(unit, index, fault)
+        if scanned > USUAL_SCANS * MAX_UNIT_PIXELS:
+            return _bad_frame(unit, index, "the pictures of the unit have too many scans together")
+        planned.append(image)
+    return planned
+
+
+def _bad_frame(unit: Unit, index: int, message: str) -> UnitFailure:
+    return UnitFailure(unit.slot, "IMAGE_INVALID", message, False, f"frames[{index}]")
 
 
 def count_rows(parts: PromptParts, unit: Unit) -> InputRows:

@@ -1,6 +1,7 @@
 """Image preprocessing: decodes, scales and slices an image, and cuts it into patches.
 
-Images that are too large to decode or to encode are refused. Uses numpy and Pillow, no torch.
+An image that is too large to decode or to encode is refused by its header, before any of its pixels
+is decoded. Uses numpy and Pillow, no torch.
 Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo@28b60cf (LLaVA-UHD slicing,
 https://arxiv.org/abs/2403.11703).
 """
@@ -8,7 +9,8 @@ https://arxiv.org/abs/2403.11703).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -29,7 +31,8 @@ MAX_PIXELS = 1 << 25
 """Maximum number of pixels of an encoded image; a larger image is refused before it is decoded."""
 MAX_SLICES = 64
 """Maximum number of slices of one image. Each slice costs as much as another image."""
-MAX_SCANNED_PIXELS = 12 * MAX_PIXELS
+USUAL_SCANS = 12
+MAX_SCANNED_PIXELS = USUAL_SCANS * MAX_PIXELS
 """Upper bound of a JPEG's pixels times its scans. Each scan is a pass over all pixels but may have
 only a few bytes, so a small file could occupy a decoder for hours. Progressive files usually have
 about ten scans."""
@@ -89,6 +92,24 @@ class Plan:
     """Size of the scaled image that is cut into slices; (0, 0) without a grid."""
 
 
+@dataclass(frozen=True)
+class PlannedImage:
+    """An encoded image that was judged by its header. `plan` says how it is scaled and cut.
+
+    `scans` is the number of passes over all pixels in which the image is decoded.
+    """
+
+    data: bytes
+    size: Size
+    scans: int
+    plan: Plan
+
+    @property
+    def pixels(self) -> int:
+        """The number of pixels to decode."""
+        return math.prod(self.size)
+
+
 def prepare(
     rules: ImageRules,
     data: bytes,
@@ -100,19 +121,34 @@ def prepare(
     `max_slices` 1 means no slices, None the checkpoint's limit. Raises `ImageError` for an image
     that cannot be used or has more than `max_pixels` pixels.
     """
-    return prepare_picture(rules, decode_image(data, max_pixels), max_slices)
+    return prepare_planned(rules, plan_image(rules, data, max_slices, max_pixels))
+
+
+def plan_image(
+    rules: ImageRules,
+    data: bytes,
+    max_slices: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> PlannedImage:
+    """Judge an encoded image by its header, as `prepare` does. No pixel is decoded."""
+    with _opened(data, max_pixels) as image:
+        scans = _scan_count(image, data)
+        return PlannedImage(data, image.size, scans, _plan(rules, image.size, max_slices))
+
+
+def prepare_planned(rules: ImageRules, image: PlannedImage) -> PreparedImage:
+    """Decode, scale and cut an image. Raises `ImageError` if its pixels cannot be decoded."""
+    picture = decode_image(image.data, image.pixels)
+    if picture.size != image.size:  # its decoder has found another size than its header states
+        raise ImageError("the image cannot be decoded")
+    return _prepared(rules, picture, image.plan)
 
 
 def prepare_picture(
     rules: ImageRules, picture: Image.Image, max_slices: int | None = None
 ) -> PreparedImage:
     """Scale and cut a decoded RGB image, as `prepare` does."""
-    allowed = rules.max_slices if max_slices is None else max_slices
-    if not 1 <= allowed <= MAX_SLICES:
-        raise ImageError(f"max_slices is {allowed}, not between 1 and {MAX_SLICES}")
-    plan = plan_sizes(rules, picture.size, allowed)
-    tiles = tuple(_tile(rules, image) for image in _cut(rules, picture, plan))
-    return PreparedImage(tiles, plan.grid, picture.size)
+    return _prepared(rules, picture, _plan(rules, picture.size, max_slices))
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -122,13 +158,20 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     is ignored. For 16-bit grey the upper 8 bits are used, whereas the reference clips values to
     white. For an animation the first frame is used.
     """
+    with _opened(data, max_pixels) as image:
+        image.load()
+        return _to_rgb(image)
+
+
+@contextmanager
+def _opened(data: bytes, max_pixels: int) -> Generator[Image.Image]:
+    """Open an image and read its header. Errors of the block become `ImageError`, too."""
     if not data:
         raise ImageError("the image is empty")
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as opened:
             _check_cost(opened, data, max_pixels)
-            opened.load()
-            return _to_rgb(opened)
+            yield opened
     except ImageError:
         raise
     except UnidentifiedImageError as error:
@@ -137,6 +180,18 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"the image has more than {MAX_PIXELS} pixels") from error
     except Exception as error:  # decoders raise many types for hostile bytes
         raise ImageError("the image cannot be decoded") from error
+
+
+def _plan(rules: ImageRules, size: Size, max_slices: int | None) -> Plan:
+    allowed = rules.max_slices if max_slices is None else max_slices
+    if not 1 <= allowed <= MAX_SLICES:
+        raise ImageError(f"max_slices is {allowed}, not between 1 and {MAX_SLICES}")
+    return plan_sizes(rules, size, allowed)
+
+
+def _prepared(rules: ImageRules, picture: Image.Image, plan: Plan) -> PreparedImage:
+    tiles = tuple(_tile(rules, image) for image in _cut(rules, picture, plan))
+    return PreparedImage(tiles, plan.grid, picture.size)
 
 
 def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
@@ -155,7 +210,9 @@ def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
             plan = Plan(_scaled(rules, size), grid, _refined(rules, size, grid))
     columns, rows = plan.grid or (1, 1)
     largest = max(math.prod(plan.source), math.prod(plan.refined) // (columns * rows))
-    if not 0 < largest <= MAX_SCALED_AREAS * rules.scaled_patches * patch**2:
+    # The short side of such a strip would have less than one pixel, so its tiles would be small.
+    is_strip = rules.is_scaled and max(size) >= min(size) * rules.scale_resolution**2
+    if is_strip or not 0 < largest <= MAX_SCALED_AREAS * rules.scaled_patches * patch**2:
         raise ImageError(f"an image of {size[0]} x {size[1]} pixels is too large or too narrow")
     return plan
 
@@ -188,11 +245,18 @@ def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
     width, height = opened.size
     if width * height > max_pixels:
         raise ImageError(f"the image has {width} x {height} pixels, more than {max_pixels}")
-    # Each scan begins with this marker, which entropy-coded data never contains. An embedded
-    # thumbnail may contain it too, but that is rare.
-    scans = 0 if opened.format in FORMATS[1:] else data.count(b"\xff\xda")
+    scans = _scan_count(opened, data)
     if scans * width * height > MAX_SCANNED_PIXELS:
         raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
+
+
+def _scan_count(opened: Image.Image, data: bytes) -> int:
+    """Count the passes over the pixels. Only a JPEG may have more than one."""
+    if opened.format in FORMATS[1:]:
+        return 1
+    # Each scan begins with this marker, which entropy-coded data never contains. An embedded
+    # thumbnail may contain it too, but that is rare.
+    return max(1, data.count(b"\xff\xda"))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -291,6 +355,16 @@ class Pictures:
     ) -> PreparedImage:
         """Decode and cut an encoded image; see the function `prepare`."""
         return prepare(self.rules, data, max_slices, max_pixels)
+
+    def plan(
+        self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS
+    ) -> PlannedImage:
+        """Judge an encoded image by its header; see the function `plan_image`."""
+        return plan_image(self.rules, data, max_slices, max_pixels)
+
+    def prepare_planned(self, image: PlannedImage) -> PreparedImage:
+        """Decode and cut an image; see the function `prepare_planned`."""
+        return prepare_planned(self.rules, image)
 
     def prepare_picture(self, picture: Image.Image, max_slices: int | None = None) -> PreparedImage:
         """Cut a decoded RGB image; see the function `prepare_picture`."""
