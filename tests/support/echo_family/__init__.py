@@ -7,7 +7,7 @@ worker runs it with `--family support.echo_family`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never, cast
 
@@ -88,6 +88,10 @@ class EchoPreparer:
         if unit.frames:
             return UnitFailure(unit.slot, "FRAMES_UNSUPPORTED", "an echo sees nothing", False)
         return replace(unit, rows=UNIT_ROWS)
+
+    def unit_steps(self, unit: Unit) -> Generator[None, None, Unit | UnitFailure]:
+        yield from ()
+        return self.unit(unit)
 
     def picture(self, picture: Image, max_slices: int | None) -> EchoPicture:
         raise ImageError("an echo sees nothing")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from duplane.worker.engine.events import Event, FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.preparation import ThreadPools, prepare_unit
+from duplane.worker.engine.preparation import ThreadPools, prepare_pictures, prepare_unit
 from duplane.worker.engine.round import choose
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
@@ -166,10 +166,10 @@ class DeviceThread:
         self, channel: SlotChannel, record: UnitRecord
     ) -> UnitRecord | FailedUnit:
         """Prepare a unit: in a thread if it has pictures, else at once."""
-        prepare = partial(prepare_unit, self._preparer, record)
         if not record.unit.frames:
-            return prepare()
-        return await channel.preparation.run(self._pools.frames, prepare)
+            return prepare_unit(self._preparer, record)
+        pool = self._pools.frames
+        return await prepare_pictures(self._preparer, record, channel.preparation, pool)
 
     def prepare_picture(
         self, channel: SlotChannel, picture: Image, max_slices: int | None

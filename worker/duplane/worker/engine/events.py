@@ -72,6 +72,7 @@ _FIELDS_AT_FAULT = {
     "AUDIO_TOO_SHORT": "audio",
     "AUDIO_BACKLOG": "audio",
     "FRAMES_UNSUPPORTED": "video_frames",
+    "PICTURES_WAIT": "video_frames",
 }
 # Maps the model's reason to its name in the contract, where these two names differ.
 _REASONS = {"IMAGE_INVALID": Reason.INVALID_FIELD}

@@ -1,22 +1,26 @@
 """Work on the CPU that comes before the work on the device: pictures, voices, chat prompts.
 
-Each type of work has its own thread pool. When a session ends, its work stops, and its slot is
-freed only when no thread works for the session any more. So only a few pieces of work wait or run
-for each slot, even if clients come and leave quickly.
+Each type of work has its own pool of threads, which sessions share fairly. A unit is prepared in
+steps of one picture, so a unit of many pictures delays the units of other sessions by one picture
+for each thread at most. When a session ends, its work stops, and its slot is freed only when no
+thread works for the session any more. So only a few pieces of work wait or run for each slot, even
+if clients come and leave quickly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from duplane.worker.engine.events import FailedUnit, failed_unit
+from duplane.worker.engine.fair_pool import FairPool, PoolFullError
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.interface import Preparer
-from duplane.worker.models.types import UnitFailure
+from duplane.worker.models.types import Unit, UnitFailure
 
 R = TypeVar("R")
 
@@ -25,18 +29,21 @@ class AbandonedError(Exception):
     """The session has ended, so this work stops."""
 
 
+_CAPACITY = 1024  # pieces of work that wait in a pool; a session has one at a time
+
+
 class ThreadPools:
     """The thread pools of one worker. No type of work delays another, as each has its own pool."""
 
     def __init__(self) -> None:
-        self.frames = ThreadPoolExecutor(4, "frames")  # running conversations wait for these
-        self.voices = ThreadPoolExecutor(2, "voices")
-        self.chats = ThreadPoolExecutor(2, "chats")
+        self.frames = FairPool(4, "frames", _CAPACITY)  # running conversations wait for these
+        self.voices = FairPool(2, "voices", _CAPACITY)
+        self.chats = FairPool(2, "chats", _CAPACITY)
 
     def stop(self) -> None:
         """Refuse further work."""
         for pool in (self.frames, self.voices, self.chats):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.stop()
 
 
 class Preparation:
@@ -44,34 +51,74 @@ class Preparation:
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
-        self._started: list[Future[Any]] = []
+        self._started: list[tuple[FairPool, Future[Any]]] = []
 
     def check(self) -> None:
         """Raise AbandonedError if the session has ended. The work calls this between its steps."""
         if self._is_over.is_set():
             raise AbandonedError
 
-    async def run(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> R:
-        """Run `work` in a thread. After a cancellation the current step of `work` may still run."""
+    async def run(self, pool: FairPool, work: Callable[[], R]) -> R:
+        """Run `work` in a thread. After a cancellation the current step of `work` may still run.
+
+        Raises PoolFullError.
+        """
         self.check()
-        future = pool.submit(work)
-        self._started = [work for work in self._started if not work.done()] + [future]
+        future = pool.submit(self, work)
+        unfinished = [entry for entry in self._started if not entry[1].done()]
+        self._started = [*unfinished, (pool, future)]
         return await asyncio.wrap_future(future)
 
+    async def run_steps(self, pool: FairPool, steps: Generator[None, None, R]) -> R:
+        """Run each step of `steps` like a `work` of its own; return what the last step returns.
+
+        Work of other sessions may run between the steps. Raises PoolFullError.
+        """
+        while True:
+            returned = await self.run(pool, partial(_step, steps))
+            if returned is not None:
+                return returned[0]
+
     async def end(self) -> None:
-        """Stop the work before its next step. Return when no thread runs any of it."""
+        """Drop the work that waits. Return when no thread runs any work of the session."""
         self._is_over.set()
-        running = [asyncio.wrap_future(work) for work in self._started if not work.cancel()]
+        for pool, _ in self._started:
+            pool.drop(self)
+        running = [asyncio.wrap_future(work) for _, work in self._started if not work.cancel()]
         await asyncio.gather(*running, return_exceptions=True)
         self._started = []
 
 
-def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedUnit:
-    """Prepare the unit of a record. Return the record, or the answer that refuses the unit.
+def _step(steps: Generator[None, None, R]) -> tuple[R] | None:
+    """Run one step. Return what `steps` returns, or None if it has more steps."""
+    try:
+        next(steps)
+    except StopIteration as stop:
+        return (stop.value,)
+    return None
 
-    A unit without pictures takes microseconds; a picture takes some milliseconds.
+
+def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedUnit:
+    """Prepare a unit without pictures, which takes microseconds.
+
+    Return its record, or the answer that refuses the unit.
     """
-    prepared = preparer.unit(record.unit)
+    return _prepared(record, preparer.unit(record.unit))
+
+
+async def prepare_pictures(
+    preparer: Preparer, record: UnitRecord, preparation: Preparation, pool: FairPool
+) -> UnitRecord | FailedUnit:
+    """Do what `prepare_unit` does, in a thread: a picture takes some milliseconds."""
+    try:
+        prepared = await preparation.run_steps(pool, preparer.unit_steps(record.unit))
+    except PoolFullError:
+        fault = "too many pictures wait to be decoded"
+        prepared = UnitFailure(record.slot, "PICTURES_WAIT", fault, is_fatal=False)
+    return _prepared(record, prepared)
+
+
+def _prepared(record: UnitRecord, prepared: Unit | UnitFailure) -> UnitRecord | FailedUnit:
     if isinstance(prepared, UnitFailure):
         return failed_unit(record, prepared)
     record.unit = prepared

@@ -15,7 +15,7 @@ and ids of its own; the worker only counts rows, and moves audio, text and `Unit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,6 +117,14 @@ class Preparer(Protocol):
         """Return the unit with prepared pictures and its number of rows, or its refusal.
 
         Without frames this takes microseconds, because the worker calls it on its event loop.
+        """
+        ...
+
+    def unit_steps(self, unit: Unit) -> Generator[None, None, Unit | UnitFailure]:
+        """Do what `unit` does, in steps of about one picture: yields between them.
+
+        Any thread may run the next step. The pictures of other sessions are prepared between the
+        steps. The generator may be dropped before its end, if the session ends.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from PIL.Image import Image
@@ -15,7 +16,7 @@ from duplane.worker.models.minicpm_o.chat.prompt import (
     prompt_room,
     row_count,
 )
-from duplane.worker.models.minicpm_o.duplex.inputs import count_rows, prepare_unit
+from duplane.worker.models.minicpm_o.duplex.inputs import count_rows, prepare_steps, prepare_unit
 from duplane.worker.models.minicpm_o.duplex.prompt import DuplexPrompt, lay_out
 from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts
 from duplane.worker.models.minicpm_o.types import PreparedImage, WindowRules
@@ -79,7 +80,13 @@ class Preparer:
 
     def unit(self, unit: Unit) -> Unit | UnitFailure:
         """Decode a unit's frames that are not decoded yet, and count the rows of its input."""
-        prepared = prepare_unit(self._prompts.pictures, unit)
+        return self._counted(prepare_unit(self._prompts.pictures, unit))
+
+    def unit_steps(self, unit: Unit) -> Generator[None, None, Unit | UnitFailure]:
+        """Do what `unit` does; yield between frames."""
+        return self._counted((yield from prepare_steps(self._prompts.pictures, unit)))
+
+    def _counted(self, prepared: Unit | UnitFailure) -> Unit | UnitFailure:
         if isinstance(prepared, UnitFailure):
             return prepared
         return replace(prepared, rows=sum(count_rows(self._prompts, prepared)))

@@ -12,7 +12,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, assert_never, cast
@@ -199,6 +199,11 @@ class ScriptedModel:
             field = f"frames[{unit.frames.index(b'')}]"
             return UnitFailure(unit.slot, "IMAGE_INVALID", "the frame is empty", False, field)
         return replace(unit, rows=UNIT_TOKENS * (1 + len(unit.frames)))
+
+    def unit_steps(self, unit: Unit) -> Generator[None, None, Unit | UnitFailure]:
+        """Do what `unit` does in one step."""
+        yield from ()
+        return self.unit(unit)
 
     def picture(self, picture: Image, max_slices: int | None) -> ScriptedPicture:
         """Return a prepared picture that has only the picture's size."""
