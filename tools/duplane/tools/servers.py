@@ -34,7 +34,9 @@ def scheduler(settings: SchedulerSettings = SchedulerSettings()) -> int:
 @app.command
 def worker(settings: WorkerSettings) -> int:
     """Run one worker: one model on one device, with many conversations."""
+    from duplane.worker.sandbox import forbid_inspection
     from duplane.worker.service import serve
 
     configure_logging("worker", settings.log_level, settings.log_format)
+    forbid_inspection()
     return process.run(lambda shutdown: serve(settings, shutdown))

@@ -193,6 +193,10 @@ class WorkerSettings:
     """Number of bytes by which the device memory in use after a cleanup may exceed the memory in
     use before the first session. A slot whose cleanup leaves more in use is not granted until a
     later cleanup succeeds."""
+    video_unconfined: bool = False
+    """Decode videos of chats even if the system cannot confine their decoders, because it has no
+    seccomp, or is not Linux on x86_64 or aarch64. Without this flag such a worker refuses videos:
+    a file that takes over its decoder could read the files of the worker's user."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import subprocess
@@ -209,6 +210,62 @@ async def test_what_a_decoder_says_is_not_believed(
     async with running_worker() as rig:
         error = await refusal(rig, asks(VIDEO))
         assert "cannot be decoded" in error.message
+
+
+# A decoder whose file has taken it over: after the sample, it tries what it should not reach.
+TAKEN_OVER = """
+import io, os, socket, sys
+from duplane.worker.video import decoder
+from duplane.worker.video.bounds import VideoError
+
+decode, decoded = decoder.decode_video, []
+
+def attempt(call):
+    try:
+        call()
+    except PermissionError:
+        return "refused"
+    return "allowed"
+
+def take_over(file, bounds):
+    if not decoded:
+        decoded.append(file)
+        yield from decode(file, bounds)
+        return
+    tried = [lambda: open("/etc/hostname"), socket.socket, os.fork, lambda: os.kill(1, 0)]
+    found = [attempt(call) for call in tried]
+    raise VideoError(f"tried {found} with {sorted(os.environ)}")
+
+decoder.decode_video = take_over
+decoder.main()
+"""
+
+
+async def test_a_decoder_that_a_file_has_taken_over_reaches_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DUPLANE_ADMIN_TOKEN", "canary")
+    monkeypatch.setattr(videos, "DECODER", (sys.executable, "-c", TAKEN_OVER))
+    async with running_worker() as rig:
+        error = await refusal(rig, asks(VIDEO))
+        names = error.message.partition(" with ")[2]
+        assert f"tried {['refused'] * 4} with" in error.message
+        # `LC_CTYPE` is what Python itself sets if the environment has no locale.
+        assert set(ast.literal_eval(names)) <= {"OPENBLAS_NUM_THREADS", "LC_CTYPE"}
+
+
+async def test_videos_are_refused_where_no_decoder_can_be_confined(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(videos.sandbox, "is_supported", lambda: False)
+    async with running_worker() as rig:
+        assert "videos are refused: this system has no seccomp" in caplog.text
+        error = await refusal(rig, asks(VIDEO))
+        assert "the worker's system has no seccomp (--video-unconfined" in error.message
+    async with running_worker(video_unconfined=True) as rig:
+        assert "videos are decoded without a sandbox" in caplog.text
+        await answer(rig, asks(VIDEO))
+        assert isinstance(rig.model.chats[0].messages[0].parts[0], ChatVideo)
 
 
 async def test_memory_is_bounded() -> None:

@@ -60,7 +60,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._tracer = tracer
         self._limits = settings.limits
         self._recheck_interval_s = settings.recheck_interval_s
-        self._videos = Videos(settings.limits)
+        self._videos = Videos(settings.limits, may_be_unconfined=settings.video_unconfined)
         self._tasks = tasks
         self._rechecks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, DuplexCall | ChatCall] = {}

@@ -15,7 +15,8 @@ STACKED_FRAMES = 4
 class VideoBounds:
     """Bounds of one file and of the process that decodes it. Files that exceed a bound are refused.
 
-    `frame_pixels` bounds one picture; `memory_bytes` and `cpu_s` bound the process.
+    `frame_pixels` bounds one picture; `memory_bytes` and `cpu_s` bound the process. If it
+    `is_confined`, the process has no access to files, network and other processes.
     """
 
     stack_frames: int
@@ -23,6 +24,7 @@ class VideoBounds:
     frame_pixels: int
     memory_bytes: int
     cpu_s: int
+    is_confined: bool = True
 
     @property
     def output_bytes(self) -> int:

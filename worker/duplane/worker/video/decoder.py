@@ -3,6 +3,9 @@
 Video decoders are large and have had exploitable faults, so each file is decoded in a process of
 its own. `decoding.py` starts this program with bounds and reads its output:
 
+Before it decodes the file, the process confines itself (`sandbox.py`): from then on it can open no
+file or socket and start no process.
+
 - argv: the bounds as JSON; see `VideoBounds`;
 - stdin: the file;
 - stdout: one line of JSON for each output, `{"picture": [width, height]}` or `{"sound": samples}`,
@@ -16,7 +19,7 @@ import io
 import resource
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import av
@@ -32,7 +35,9 @@ from PIL import Image
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.worker.models.minicpm_o.vision.video_layout import Scene, plan_scenes, side_by_side
+from duplane.worker.sandbox import SandboxError, confine
 from duplane.worker.video.bounds import STACKED_FRAMES, VideoBounds, VideoError
+from duplane.worker.video.sample import SAMPLE
 
 # No other formats are allowed, because FFmpeg also reads playlists, which can name other files.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts"
@@ -301,16 +306,31 @@ def main() -> None:
     out = sys.stdout.buffer
     fault: dict[str, str] = {}
     try:
-        for output in decode_video(io.BytesIO(sys.stdin.buffer.read()), bounds):
+        for output in decode_video(_read_confined(bounds), bounds):
             if isinstance(output, Image.Image):
                 _write(out, {"picture": [output.width, output.height]}, output.tobytes())
             else:
                 _write(out, {"sound": len(output)}, output.tobytes())
     except VideoError as error:
         fault = {"fault": str(error)}
+    except SandboxError as error:
+        fault = {"fault": f"cannot be decoded: {error}"}
     except MemoryError:
         fault = {"fault": "takes too much memory to decode"}
     _write(out, fault, b"")
+
+
+def _read_confined(bounds: VideoBounds) -> BinaryIO:
+    """Read the file, and confine the process. Raises SandboxError, MemoryError."""
+    if bounds.is_confined:
+        # PyAV and Pillow import some modules at their first use, which needs files.
+        own = replace(bounds, stack_frames=2, duration_s=60, frame_pixels=1 << 20)
+        for output in decode_video(io.BytesIO(SAMPLE), own):
+            output.tobytes()
+    file = io.BytesIO(sys.stdin.buffer.read())
+    if bounds.is_confined:
+        confine()
+    return file
 
 
 def _write(out: BinaryIO, head: dict[str, object] | dict[str, str], content: bytes) -> None:

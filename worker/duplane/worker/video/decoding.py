@@ -1,5 +1,8 @@
 """Decodes the video files of chats, each in its own process. The end of a chat kills its process.
 
+The process is confined: it has no access to files, network, other processes or the worker's
+environment. Where the system cannot confine it, videos are refused unless the operator allows them.
+
 Files that are broken, too large or too slow to decode are refused. `video_layout` chooses pictures
 and sounds. Each picture is sliced for the model when it arrives, so no picture is kept at full
 size. Threads start the processes and read their output, because `subprocess` always starts a
@@ -25,6 +28,7 @@ import numpy as np
 import orjson
 
 from duplane.fabric.v1 import session_pb2
+from duplane.worker import sandbox
 from duplane.worker.models.chat import ChatAudio, ChatImage, ChatRequest, ChatVideo
 from duplane.worker.models.types import ImageError, PreparedPicture
 from duplane.worker.session.fields import invalid
@@ -39,6 +43,12 @@ _log = logging.getLogger(__name__)
 # With -P the process imports no modules from the working directory.
 DECODER = (sys.executable, "-P", "-m", "duplane.worker.video.decoder")
 
+_ADVICE = "--video-unconfined decodes videos without a sandbox"
+
+# Nothing of the worker's environment, which may have secrets. One thread of the linear algebra,
+# which the decoder does not use, saves its memory.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+
 _HEAD_BYTES = 1000
 _LAST_WAIT_S = 1.0  # wait for the exit status after the end of the output
 _JOINT_BYTES = 1 << 20  # allowance for the lines between joined pictures
@@ -49,8 +59,13 @@ Prepare = Callable[["Image", int | None], PreparedPicture]
 class Videos:
     """Decodes the videos of all chats of one worker, a few at a time."""
 
-    def __init__(self, limits: SessionLimits) -> None:
+    def __init__(self, limits: SessionLimits, *, may_be_unconfined: bool = False) -> None:
+        """With `may_be_unconfined`, decode videos even if the system cannot confine a decoder."""
         self._limits = limits
+        self._is_confined = not may_be_unconfined or sandbox.is_supported()
+        if not sandbox.is_supported():
+            verb = "refused" if self._is_confined else "decoded without a sandbox"
+            _log.warning("videos are %s: this system has no seccomp (%s)", verb, _ADVICE)
         self._threads = ThreadPoolExecutor(limits.video_decoder_count, "video")
 
     async def fill(
@@ -95,6 +110,7 @@ class Videos:
             frame_pixels=self._limits.max_video_frame_pixels,
             memory_bytes=self._limits.video_memory_bytes,
             cpu_s=math.ceil(self._limits.video_timeout_s) + 1,
+            is_confined=self._is_confined,
         )
         decoder = _Decoder(file.video, bounds)
 
@@ -136,13 +152,20 @@ class _Decoder:
         """Yield pictures and sounds as they are decoded. Raises VideoError, also after `stop`."""
         if importlib.util.find_spec("av") is None:
             raise VideoError("cannot be decoded: the worker has no video decoder (duplane[worker])")
+        if self._bounds.is_confined and not sandbox.is_supported():
+            raise VideoError(f"cannot be decoded: the worker's system has no seccomp ({_ADVICE})")
         with self._lock:
             if self._is_stopped:
                 raise VideoError("was not decoded")
             pipe = subprocess.PIPE
             command = (*DECODER, self._bounds.to_json())
             self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                close_fds=True,
+                env=_ENVIRONMENT,
             )
         with self._process as process:
             try:
