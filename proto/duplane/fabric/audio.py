@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from pathlib import Path
@@ -11,6 +10,8 @@ import numpy as np
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from numpy.typing import NDArray
+
+from duplane.fabric.wav import WavError, open_wav
 
 # The sample rates of a model whose description has none.
 INPUT_RATE_HERTZ = 16_000
@@ -110,34 +111,48 @@ def pcm_from_int16(int16: bytes, exponent: int = 0) -> bytes:
     return pcm_from_samples(np.frombuffer(int16, "<i2").astype(np.float32) / scale)
 
 
-# Files from clients may contain only plain PCM at the rates of microphones.
-_PLAIN_SUBTYPES = {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}
-_PLAIN_RATES_HERTZ = range(8_000, 48_001)
-_PLAIN_CHANNELS = 2
+# Files of clients have the rates and channels of microphones, so that their seconds bound the cost.
+_CLIENT_RATES_HERTZ = range(8_000, 48_001)
+_CLIENT_CHANNELS = 2
+
+
+def read_client_wav(
+    file: bytes, *, rate_hertz: int = INPUT_RATE_HERTZ, max_s: float = 3600.0
+) -> Samples:
+    """Decode a WAV file of a client to mono samples at `rate_hertz`, without any C library.
+
+    The file has PCM or float samples at 8 to 48 kHz in one or two channels. Raises AudioError for
+    another file, or if it is longer than `max_s`.
+    """
+    try:
+        sound = open_wav(file)
+    except WavError as error:
+        raise AudioError(str(error)) from None
+    rate = sound.rate_hertz
+    if rate not in _CLIENT_RATES_HERTZ:
+        raise AudioError(f"has {rate} samples a second, must have 8000 to 48000")
+    if sound.channels > _CLIENT_CHANNELS:
+        raise AudioError(f"has {sound.channels} channels, must have 1 or 2")
+    if sound.frames > max_s * rate:
+        raise too_long(sound.frames / rate, max_s)
+    return _mono(sound.samples(), rate, rate_hertz)
 
 
 def read_audio_file(
-    source: Path | bytes,
-    *,
-    rate_hertz: int = INPUT_RATE_HERTZ,
-    max_s: float = 3600.0,
-    is_trusted: bool = True,
+    path: Path, *, rate_hertz: int = INPUT_RATE_HERTZ, max_s: float = 3600.0
 ) -> Samples:
-    """Decode a file in any format of soundfile to mono samples at `rate_hertz`.
+    """Decode a file of the operator, in any format of soundfile, to mono samples at `rate_hertz`.
 
-    If the file is not trusted, it must contain PCM or float samples at 8 to 48 kHz in one or two
-    channels, so that `max_s` bounds the cost of decoding. Raises AudioError if the file cannot be
-    decoded, is refused or is longer than `max_s`.
+    Files of clients are for `read_client_wav` only. Raises AudioError if the file cannot be decoded
+    or is longer than `max_s`.
     """
     try:
-        stream = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-        with stream, soundfile.SoundFile(stream) as sound:
-            if not is_trusted:
-                _check_plain(sound)
+        with path.open("rb") as stream, soundfile.SoundFile(stream) as sound:
             if sound.frames > max_s * sound.samplerate:
                 raise too_long(sound.frames / sound.samplerate, max_s)
             # The number of frames is passed, because soundfile cannot find it in every codec.
-            decoded = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
+            read = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
+            decoded = np.asarray(read, np.float32)
             rate = int(sound.samplerate)
     except OSError as error:
         raise AudioError(f"cannot be read: {error.strerror}") from None
@@ -145,8 +160,14 @@ def read_audio_file(
         if isinstance(error, AudioError):
             raise
         raise AudioError("is not a readable audio file") from None
-    samples = decoded.mean(axis=1, dtype=np.float32)
-    return samples_from_pcm(pcm_from_samples(resample(samples, rate, rate_hertz)))
+    return _mono(decoded, rate, rate_hertz)
+
+
+def _mono(decoded: Samples, from_hertz: int, to_hertz: int) -> Samples:
+    """Mix channels [samples, channels], convert the rate and check the samples."""
+    with np.errstate(invalid="ignore"):  # the check refuses sums of infinities
+        samples = decoded.mean(axis=1, dtype=np.float32)
+    return samples_from_pcm(pcm_from_samples(resample(samples, from_hertz, to_hertz)))
 
 
 def resample(samples: Samples, from_hertz: int, to_hertz: int) -> Samples:
@@ -161,12 +182,3 @@ def resample_pcm(pcm: bytes, from_hertz: int, to_hertz: int) -> bytes:
     if from_hertz == to_hertz or not pcm:
         return pcm
     return pcm_from_samples(resample(np.frombuffer(pcm, "<f4"), from_hertz, to_hertz))
-
-
-def _check_plain(sound: soundfile.SoundFile) -> None:
-    if sound.subtype not in _PLAIN_SUBTYPES:
-        raise AudioError(f"is {sound.subtype}, must be PCM or float")
-    if sound.samplerate not in _PLAIN_RATES_HERTZ:
-        raise AudioError(f"has {sound.samplerate} samples a second, must have 8000 to 48000")
-    if not 1 <= sound.channels <= _PLAIN_CHANNELS:
-        raise AudioError(f"has {sound.channels} channels, must have 1 or 2")

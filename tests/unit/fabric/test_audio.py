@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from duplane.fabric.audio import (
     MAX_EXPONENT,
     WAV_HEAD,
     AudioError,
+    Samples,
     int16_from_pcm,
     packed_from_pcm,
     pcm_from_int16,
     pcm_from_samples,
     read_audio_file,
+    read_client_wav,
     samples_from_pcm,
 )
 
@@ -122,18 +126,18 @@ def test_any_wav_becomes_16_khz_mono(
     assert abs(samples.size - 16_000) <= 2
     assert 0.3 < float(np.sqrt(np.mean(samples**2))) < 0.4
     assert WAV_HEAD.match(file.read_bytes())
-    assert np.array_equal(read_audio_file(file.read_bytes()), samples)
+    assert np.array_equal(read_client_wav(file.read_bytes()), samples)
 
 
 @pytest.mark.parametrize("subtype", ["GSM610", "G721_32", "IMA_ADPCM", "MS_ADPCM", "ULAW"])
-def test_wav_of_any_codec_is_read_when_trusted_and_refused_when_not(
+def test_wav_of_any_codec_is_read_from_operators_and_refused_from_clients(
     tmp_path: Path, subtype: str
 ) -> None:
     file = tmp_path / "sound.wav"
     soundfile.write(file, tone(8_000, 1.0), 8_000, subtype=subtype)
     assert abs(read_audio_file(file).size - 16_000) < 1_000
-    with pytest.raises(AudioError, match="must be PCM or float"):
-        read_audio_file(file.read_bytes(), is_trusted=False)
+    with pytest.raises(AudioError, match="must be PCM of"):
+        read_client_wav(file.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -143,24 +147,42 @@ def test_wav_that_would_cost_too_much_is_refused(rate: int, channels: int) -> No
     stream = io.BytesIO()
     soundfile.write(stream, np.zeros((160, channels), np.float32), rate, format="WAV")
     with pytest.raises(AudioError, match="must have"):
-        read_audio_file(stream.getvalue(), is_trusted=False)
+        read_client_wav(stream.getvalue())
 
 
-def test_wav_with_nan_is_refused() -> None:
+@pytest.fixture(params=["operator", "client"])
+def read(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Samples]:
+    """Return the reader of WAV files of operators, or of clients."""
+    if request.param == "client":
+        return read_client_wav
+
+    def read_file(content: bytes, **options: Any) -> Samples:
+        file = tmp_path / "sound.wav"
+        file.write_bytes(content)
+        return read_audio_file(file, **options)
+
+    return read_file
+
+
+@pytest.mark.parametrize("values", [(np.nan, 0), (np.inf, 0), (np.inf, -np.inf), (1e300, 0)])
+def test_wav_of_numbers_that_are_no_sound_is_refused(
+    read: Callable[..., Samples], values: tuple[float, float]
+) -> None:
     stream = io.BytesIO()
-    soundfile.write(stream, np.full(100, np.nan, np.float32), 16_000, format="WAV", subtype="FLOAT")
+    samples = np.tile(np.array(values), (100, 1))
+    soundfile.write(stream, samples, 16_000, format="WAV", subtype="DOUBLE")
     with pytest.raises(AudioError, match="finite"):
-        read_audio_file(stream.getvalue())
+        read(stream.getvalue())
 
 
-def test_long_file_is_refused_before_it_is_decoded() -> None:
+def test_long_file_is_refused_before_it_is_decoded(read: Callable[..., Samples]) -> None:
     stream = io.BytesIO()
     soundfile.write(stream, tone(16_000, 2.0), 16_000, format="WAV")
     with pytest.raises(AudioError, match="more than 1 s"):
-        read_audio_file(stream.getvalue(), max_s=1.0)
+        read(stream.getvalue(), max_s=1.0)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"RIFF", b"RIFF\0\0\0\0WAVE", b"RIFF" + b"\xff" * 60])
-def test_broken_file_is_refused(garbage: bytes) -> None:
+def test_broken_file_is_refused(read: Callable[..., Samples], garbage: bytes) -> None:
     with pytest.raises(AudioError):
-        read_audio_file(garbage)
+        read(garbage)

@@ -28,6 +28,7 @@ from duplane.fabric.audio import (
     Samples,
     pcm_from_samples,
     read_audio_file,
+    read_client_wav,
 )
 from duplane.fabric.files import replacing, write_atomically
 
@@ -81,11 +82,9 @@ class VoiceStore:
             raise OSError(f"{path} is not an index of voices: {error}") from None
 
     def add(self, name: str, audio_file: bytes, now: datetime) -> StoredVoice:
-        """Store an audio file as mono PCM16 at 16 kHz. Raises AudioError, VoicesFullError."""
+        """Store a WAV file as mono PCM16 at 16 kHz. Raises AudioError, VoicesFullError."""
         max_s = self._limits.ref_audio_s
-        samples = read_audio_file(
-            audio_file, rate_hertz=VOICE_RATE_HERTZ, max_s=max_s, is_trusted=False
-        )
+        samples = read_client_wav(audio_file, rate_hertz=VOICE_RATE_HERTZ, max_s=max_s)
         if not samples.size:
             raise AudioError("is empty")
         voice_id = str(uuid.uuid4())

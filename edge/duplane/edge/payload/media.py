@@ -13,7 +13,7 @@ from duplane.fabric.audio import (
     AudioError,
     AudioTooLongError,
     pcm_from_samples,
-    read_audio_file,
+    read_client_wav,
     samples_from_pcm,
     too_long,
 )
@@ -66,7 +66,7 @@ def decode_audio(
         if not audio:
             raise AudioError("is empty")
         if WAV_HEAD.match(audio):
-            samples = read_audio_file(audio, rate_hertz=rate_hertz, max_s=max_s, is_trusted=False)
+            samples = read_client_wav(audio, rate_hertz=rate_hertz, max_s=max_s)
             audio = pcm_from_samples(samples)
             if not audio:
                 raise AudioError("is empty")

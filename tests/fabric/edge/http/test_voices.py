@@ -18,7 +18,7 @@ from support.edge.live_edge import Asked, live_edge, receive, send
 from duplane.edge.payload import media
 from duplane.edge.payload.media import decode_audio
 from duplane.edge.settings import Limits
-from duplane.fabric.audio import read_audio_file
+from duplane.fabric.audio import read_client_wav
 from duplane.fabric.process import StartError
 
 URL = "/api/assets/ref_audio"
@@ -44,7 +44,7 @@ async def upload(http: Asked, name: str = "Anna", **more: Any) -> tuple[int, dic
 async def test_a_voice_is_uploaded_listed_fetched_and_deleted(tmp_path: Path) -> None:
     async with live_edge(ref_audio=tmp_path) as edge, edge.asked() as http:
         assert await http.get(URL) == {"total": 0, "ref_audios": []}
-        stereo = sound(0.5, rate=48_000, channels=2, kind="FLAC")
+        stereo = sound(0.5, rate=48_000, channels=2)
         code, told = await upload(http, audio_base64=stereo)
         message = "Uploaded successfully, duration=500ms"
         voice_id = told["id"]
@@ -97,6 +97,7 @@ async def test_voices_are_kept_over_a_restart_and_shared_by_edges(tmp_path: Path
         ({"name": "x", "audio_base64": "%"}, 400, "audio_base64"),
         ({"name": "x", "audio_base64": "AAAA"}, 400, "audio_base64"),
         ({"name": "x", "audio_base64": sound(0)}, 400, "audio_base64"),
+        ({"name": "x", "audio_base64": sound(kind="FLAC")}, 400, "not a readable WAV"),
         ({"name": "x", "audio_base64": sound(2.01)}, 400, "audio_base64"),
         ({"name": "x", "audio_base64": sound(4, rate=96_000)}, 413, "200000"),
     ],
@@ -176,11 +177,11 @@ async def test_a_long_voice_is_decoded_where_no_other_session_feels_it(
 
     def read(*arguments: Any, **options: Any) -> Any:
         decoded_in.append(threading.current_thread().name)
-        return read_audio_file(*arguments, **options)
+        return read_client_wav(*arguments, **options)
 
     long = sound(20.0, rate=48_000)
     expected = decode_audio(long, "x", 60.0)
-    monkeypatch.setattr(media, "read_audio_file", read)
+    monkeypatch.setattr(media, "read_client_wav", read)
     ask = {"messages": [{"role": "user", "content": [{"type": "audio", "data": long}]}]}
     async with live_edge() as edge:
         async with edge.connect() as client:
