@@ -81,6 +81,7 @@ ENDS: Mapping[CloseReason, str] = {
     CloseReason.REQUEST_REFUSED: "the request is invalid",
     CloseReason.ANSWERED: "the request is answered",
     CloseReason.UNREADABLE: "the client sends a frame that is not JSON text",
+    CloseReason.CREDENTIAL_ENDED: "the credential of the client is revoked, disabled or expired",
     CloseReason.TOO_BIG: "the client sends a message above the size limit",
     CloseReason.TOO_SLOW: "the client does not read",
     CloseReason.GONE: "the connection of the client is lost",

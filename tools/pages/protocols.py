@@ -310,7 +310,7 @@ def _codes() -> Iterator[str]:
     closing = {
         code: CLOSE_CODES[end]
         for end, code in REFUSALS.items()
-        if end is not CloseReason.MODE_REFUSED
+        if end not in (CloseReason.MODE_REFUSED, CloseReason.CREDENTIAL_ENDED)
     }
     yield from _table(
         ["code", "type", "meaning", "closes"],

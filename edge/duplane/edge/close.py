@@ -27,6 +27,7 @@ class CloseReason(StrEnum):
     REQUEST_REFUSED = "request_refused"  # the only request of a connection is invalid
     ANSWERED = "answered"  # the only request of a connection is answered
     UNREADABLE = "unreadable"  # a frame that is not JSON text
+    CREDENTIAL_ENDED = "credential_ended"  # its credential is revoked, disabled or expired
     TOO_BIG = "too_big"  # a message above the bound
     TOO_SLOW = "too_slow"  # the client does not read its events
     GONE = "gone"  # the connection is lost
@@ -47,6 +48,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.REQUEST_REFUSED: 1000,
     CloseReason.ANSWERED: 1000,
     CloseReason.UNREADABLE: 1003,
+    CloseReason.CREDENTIAL_ENDED: 1008,
     CloseReason.TOO_BIG: 1009,
     CloseReason.TOO_SLOW: 1008,
     CloseReason.GONE: 1000,
@@ -60,6 +62,7 @@ REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.WORKER_BUSY: ErrorCode.WORKER_BUSY,
     CloseReason.WORKER_CONNECT_FAILED: ErrorCode.WORKER_CONNECT_FAILED,
     CloseReason.MODE_REFUSED: ErrorCode.SERVICE_UNAVAILABLE,
+    CloseReason.CREDENTIAL_ENDED: ErrorCode.SERVICE_UNAVAILABLE,
 }
 
 # After a close for one of these reasons the client reads nothing more, so the edge does not send

@@ -19,8 +19,9 @@ from duplane.edge.recording.settings import Consent, RecordingSettings
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in all_transcripts()}
 
-# Only clients that do not read are closed for this reason. Tests in tests/fabric cause it.
-UNWRITTEN_ENDS = {CloseReason.TOO_SLOW}
+# Only clients that do not read, and those whose credential ends, are closed for these reasons.
+# Tests in tests/fabric and tests/attacks cause them.
+UNWRITTEN_ENDS = {CloseReason.TOO_SLOW, CloseReason.CREDENTIAL_ENDED}
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)

@@ -40,6 +40,7 @@ _CODED = frozenset(
         CloseReason.SHUTDOWN,
         CloseReason.MODE_REFUSED,
         CloseReason.UNREADABLE,
+        CloseReason.CREDENTIAL_ENDED,
         CloseReason.TOO_BIG,
         CloseReason.TOO_SLOW,
     }

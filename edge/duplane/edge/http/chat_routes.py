@@ -24,6 +24,7 @@ from duplane.edge.transport.client import Receiver
 # The HTTP status of a request that gets no answer, by close reason; 500 for all other reasons.
 _STATUSES: Mapping[CloseReason, HTTPStatus] = {
     CloseReason.MODE_REFUSED: HTTPStatus.FORBIDDEN,
+    CloseReason.CREDENTIAL_ENDED: HTTPStatus.UNAUTHORIZED,
     CloseReason.UNREADABLE: HTTPStatus.BAD_REQUEST,
     CloseReason.REQUEST_REFUSED: HTTPStatus.UNPROCESSABLE_ENTITY,
     CloseReason.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
