@@ -44,6 +44,7 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/ws/duplex/{session_id}"): (C, Scope.READ),
     ("GET", "/ws/chat"): (C, Scope.READ),
     ("POST", "/api/chat"): (C, Scope.READ),
+    ("POST", "/v1/realtime/client_secrets"): (C, Scope.READ),
     ("GET", "/workers"): (M, Scope.READ),
     ("GET", "/cache"): (M, Scope.READ),
     ("GET", "/api/config/eta"): (M, Scope.READ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from duplane.edge.credentials.keys import OTHER_TENANTS
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.session.journal import JournalSpace
 from duplane.fabric.monitoring.span_queue import observe_spans
@@ -29,9 +30,10 @@ metrics at `/metrics`; with `duplane up --metrics-port P` all processes do. Prom
 and so do collectors (the Prometheus receiver of the OpenTelemetry Collector).
 
 If the value of a label is not in the list, it counts as `other`. The values of `pool` are the pools
-of the attached workers. [`deploy/`](../deploy/README.md) has alerts and a dashboard.
+of the attached workers, and those of `tenant` are the tenants in the edge's file of API keys.
+[`deploy/`](../deploy/README.md) has alerts and a dashboard.
 """
-_OPEN_LABELS = ("pool", "version", "le")  # labels whose values are not listed
+_OPEN_LABELS = ("pool", "tenant", "version", "le")  # labels whose values are not listed
 _MAX_SHOWN = 24  # values of a label
 
 
@@ -44,6 +46,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
     edge.observe_connections(lambda: (0, 0))
     edge.observe_journals(JournalSpace(0, 0), dict)
+    edge.observe_tenants(lambda: 0, lambda: {OTHER_TENANTS: 0})
     worker = WorkerMetrics(Admission("", 0, ()), ScriptedModel(1).constants, lambda: 0, 0)
     found = {"edge": edge.registry, "scheduler": scheduler.registry, "worker": worker.registry}
     for role, registry in found.items():

@@ -103,7 +103,8 @@ class Authenticator(Protocol):
     """Finds out who sends a request."""
 
     async def authenticate(self, request: web.Request) -> Caller:
-        """Return the sender; `client_address(request)` is its address.
+        """Return the sender; `client_address(request)` is its address, `level_of(request)` what its
+        route demands.
 
         This method is called once for each request, before the handler and before an upgrade, also
         for public routes. Raises HTTPException: 401 without a valid credential if one is demanded,
@@ -116,6 +117,7 @@ class Authenticator(Protocol):
 
 _CALLER = web.RequestKey("caller", Caller)
 _ADDRESS = web.RequestKey("client address", ClientAddress)
+_LEVEL = web.RequestKey("level", Level)
 
 
 def set_client_address(request: web.Request, address: ClientAddress) -> None:
@@ -126,6 +128,16 @@ def set_client_address(request: web.Request, address: ClientAddress) -> None:
 def client_address(request: web.Request) -> ClientAddress:
     """Return the address of the sender; trusted proxies are taken into account."""
     return request[_ADDRESS]
+
+
+def set_level(request: web.Request, level: Level) -> None:
+    """Store who may use the route of a request."""
+    request[_LEVEL] = level
+
+
+def level_of(request: web.Request) -> Level:
+    """Return who may use the route of a request."""
+    return request[_LEVEL]
 
 
 def set_caller(request: web.Request, caller: Caller) -> None:

@@ -182,6 +182,32 @@ class EdgeMetrics:
 
         Observed(self.registry, observe)
 
+    def observe_tenants(
+        self,
+        refused_login_count: Callable[[], int],
+        session_counts: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Add metrics of logins and tenants.
+
+        `session_counts` counts the sessions of each tenant that the file of API keys names, and of
+        all others together.
+        """
+
+        def observe() -> Iterable[Metric]:
+            yield CounterMetricFamily(
+                "duplane_logins_refused",
+                "Requests with a credential that was refused.",
+                refused_login_count(),
+            )
+            yield gauges(
+                "duplane_tenant_sessions",
+                "Sessions by tenant. Tenants that --api-keys does not name count as `other`.",
+                ("tenant",),
+                {(tenant,): float(count) for tenant, count in session_counts().items()},
+            )
+
+        Observed(self.registry, observe)
+
     # The method below computes gauges when the metrics are collected.
 
     def _observe(self) -> Iterable[Metric]:

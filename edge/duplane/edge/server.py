@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from duplane.edge.access import Authenticator
 from duplane.edge.clock import Clock, LoopClock
+from duplane.edge.credentials.authenticator import CredentialAuthenticator
 from duplane.edge.http.access_control import AccessControl
 from duplane.edge.http.application import application
-from duplane.edge.http.authorization import OpenAuthenticator
 from duplane.edge.http.routes import edge_routes
 from duplane.edge.listener import Listener
 from duplane.edge.metrics import EdgeMetrics
@@ -51,9 +51,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             Edge.listening(settings, fabric, telemetry) as edge,
             published(edge.metrics.registry, settings.metrics_listen),
         ):
-            if edge.certificate:
-                loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, edge.certificate.reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, edge.reload)
             announce("edge", edge.address)
             await shutdown.wait()
             await edge.drain()
@@ -73,7 +71,7 @@ class Edge:
         fabric: FabricClient,
         telemetry: Telemetry,
         clock: Clock,
-        authenticator: Authenticator,
+        authenticator: Authenticator | None,
     ) -> None:
         self.address = ""
         self.operator_address = ""
@@ -85,10 +83,17 @@ class Edge:
         if settings.recording:
             prepare(settings.recording.directory)
         self._sessions = SessionRegistry(settings, fabric, telemetry, clock)
-        self.routes = edge_routes(settings, fabric, self._sessions, clock)
+        self._credentials = CredentialAuthenticator(
+            settings.credentials, settings.admin_token, clock
+        )
+        self.metrics.observe_tenants(
+            lambda: self._credentials.refused_count,
+            lambda: self._sessions.tenant_counts(self._credentials.tenants),
+        )
+        self.routes = edge_routes(settings, fabric, self._sessions, clock, self._credentials)
         self._proxies = parse_networks(settings.trusted_proxies)
         self._control = AccessControl(
-            authenticator,
+            authenticator or self._credentials,
             _browser_rules(settings),
             self._proxies,
             request_rates(settings.limits.client_requests_per_s),
@@ -106,9 +111,9 @@ class Edge:
     ) -> AsyncGenerator[Edge]:
         """Serve at `settings.listen` during the body of the `with`; then end the running sessions.
 
-        Raises StartError.
+        Without an `authenticator` the settings say which credentials are accepted. Raises
+        StartError.
         """
-        authenticator = authenticator or OpenAuthenticator(settings.admin_token)
         try:
             edge = cls(settings, fabric, telemetry, clock or LoopClock(), authenticator)
         except ValueError as error:
@@ -121,7 +126,10 @@ class Edge:
             await edge._listen(stack, collections)
             watching = asyncio.create_task(edge._sessions.watch_workers())
             try:
-                async with edge.certificate.watching() if edge.certificate else nullcontext():
+                async with (
+                    edge.certificate.watching() if edge.certificate else nullcontext(),
+                    edge._credentials.running(edge._end_invalid_sessions),
+                ):
                     yield edge
             finally:
                 watching.cancel()
@@ -157,6 +165,16 @@ class Edge:
         await self.idle()  # sessions write to recordings until they end
         if recorder := self._sessions.recorder:
             await asyncio.to_thread(recorder.close)
+
+    def reload(self) -> None:
+        """Read the certificate and the files of keys again. End sessions whose key has ended."""
+        if self.certificate:
+            self.certificate.reload()
+        self._credentials.reload()
+        self._end_invalid_sessions()
+
+    def _end_invalid_sessions(self) -> None:
+        self._sessions.end_invalid(self._credentials.problem)
 
     @property
     def metrics(self) -> EdgeMetrics:

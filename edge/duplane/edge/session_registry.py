@@ -8,7 +8,7 @@ import logging
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -17,6 +17,8 @@ from duplane.edge.access import Caller, CallerKind, caller_of, client_address
 from duplane.edge.clock import Clock
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.content.apps import Apps
+from duplane.edge.credentials.carriers import without_token
+from duplane.edge.credentials.keys import OTHER_TENANTS
 from duplane.edge.hang_watch import HangWatch
 from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
@@ -52,7 +54,7 @@ _LIMIT_MESSAGES = {
 class ClientRequest:
     """The request that opens a session."""
 
-    path: str  # with its query
+    path: str  # with its query, but without a token in it
     target: Target
     trace: trace_pb2.TraceContext
     client: ClientAddress
@@ -84,7 +86,7 @@ class SessionRegistry:
         self._fabric = fabric
         self._telemetry = telemetry
         self._clock = clock
-        self._runners: set[DuplexRunner | ChatRunner] = set()
+        self._runners: dict[DuplexRunner | ChatRunner, Caller] = {}
         limits = settings.limits
         self._limiter = ClientLimiter(limits.session_count, limits.client_session_count)
         self._is_idle = asyncio.Event()
@@ -138,6 +140,19 @@ class SessionRegistry:
                 return True
         return False
 
+    def end_invalid(self, problem: Callable[[Caller], str]) -> None:
+        """End the sessions of callers for which `problem` says why they must end."""
+        for runner, caller in list(self._runners.items()):
+            if reason := problem(caller):
+                runner.end(Close(CloseReason.CREDENTIAL_ENDED, reason))
+
+    def tenant_counts(self, named: Collection[str]) -> Counter[str]:
+        """Count the sessions of each tenant in `named`, and of all other tenants together."""
+        tenants = (caller.tenant for caller in self._runners.values() if caller.tenant)
+        counts = Counter(dict.fromkeys((*named, OTHER_TENANTS), 0))
+        counts.update(tenant if tenant in counts else OTHER_TENANTS for tenant in tenants)
+        return counts
+
     async def end_all(self, within_s: float) -> None:
         """End every session. Wait at most `within_s` for the clients to read the last events."""
         self.is_draining = True
@@ -168,7 +183,7 @@ class SessionRegistry:
 
     def parse(self, request: web.Request) -> ClientRequest:
         """Parse the URL and the headers of a request."""
-        path, headers = request.raw_path, join_headers(request.headers.items())
+        path, headers = without_token(request.raw_path), join_headers(request.headers.items())
         return ClientRequest(
             path,
             parse_target(path, headers),
@@ -264,12 +279,12 @@ class SessionRegistry:
         )
         recording = runner.recording = self._record(request, identity)
         began = self._clock.now()
-        self._runners.add(runner)
+        self._runners[runner] = request.caller
         self._is_idle.clear()
         try:
             await runner.run(lease_request)
         finally:
-            self._runners.discard(runner)
+            self._runners.pop(runner, None)
             if not self._runners:
                 self._is_idle.set()
             close = session.closed or Close(CloseReason.FAILED, "internal error")

@@ -20,6 +20,7 @@ from duplane.edge.access import (
     client_address,
     set_caller,
     set_client_address,
+    set_level,
 )
 from duplane.edge.http.audit import log_action
 from duplane.edge.http.http_route import HttpRoute
@@ -30,8 +31,9 @@ from duplane.edge.transport.origins import BrowserRules, parse_target
 from duplane.edge.transport.rate_limit import NetworkRates
 
 _OPERATORS_ONLY = (
-    "only operators may do this: send the edge's admin token as `Authorization: Bearer`; if the"
-    " edge has no token, use http://localhost on the edge's own machine, without a proxy"
+    "only operators may do this: send an operator's key or the edge's admin token as"
+    " `Authorization: Bearer`; if the edge has neither, and demands no credential of clients, use"
+    " http://localhost on the edge's own machine, without a proxy"
 )
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _JSON, _FORM = "application/json", "multipart/form-data"
@@ -110,6 +112,7 @@ class AccessControl:
 
     async def _identify(self, request: web.Request, route: HttpRoute) -> Caller | None:
         """Return the sender. None if it has no valid credential and needs none."""
+        set_level(request, route.level)
         try:
             caller = await self.authenticator.authenticate(request)
         except web.HTTPException:

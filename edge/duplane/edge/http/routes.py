@@ -5,7 +5,9 @@ from __future__ import annotations
 from duplane.edge.clock import Clock
 from duplane.edge.content.assets import load_assets
 from duplane.edge.content.voices import VoiceStore
+from duplane.edge.credentials.authenticator import CredentialAuthenticator
 from duplane.edge.http.chat_routes import ChatRoutes
+from duplane.edge.http.client_secret_routes import ClientSecretRoutes
 from duplane.edge.http.content_routes import AppRoutes, AssetRoutes
 from duplane.edge.http.fabric_routes import FabricRoutes
 from duplane.edge.http.http_route import HttpRoute
@@ -20,7 +22,11 @@ from duplane.fabric.client import FabricClient
 
 
 def edge_routes(
-    settings: EdgeSettings, fabric: FabricClient, sessions: SessionRegistry, clock: Clock
+    settings: EdgeSettings,
+    fabric: FabricClient,
+    sessions: SessionRegistry,
+    clock: Clock,
+    credentials: CredentialAuthenticator,
 ) -> list[HttpRoute]:
     """Return all routes. Raises ValueError for invalid settings."""
     assets = load_assets(settings.default_voice, settings.presets)
@@ -38,6 +44,11 @@ def edge_routes(
         *VoiceRoutes(voices, settings.limits).routes(),
         *SessionRoutes(sessions, settings.limits, clock).routes(),
         *SessionEndRoutes(fabric, sessions).routes(),
+        *ClientSecretRoutes(
+            credentials.ephemeral,
+            are_tenants_required=settings.credentials.are_required,
+            body_s=body_s,
+        ).routes(),
         *ChatRoutes(sessions, settings.limits, clock).routes(),
         *AppRoutes(sessions.apps, body_s).routes(),
         *RecordingRoutes(settings.recording, body_s).routes(),
