@@ -35,6 +35,7 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
+from duplane.fabric.secret_files import read_secret
 
 _log = logging.getLogger(__name__)
 _OPERATOR_CONNECTIONS = 64  # of the listener of operators, in total; further ones are cut
@@ -43,6 +44,11 @@ _OTHER_FILES = 512  # open files that are not connections of clients
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
     """Run one edge until `shutdown` is requested, then drain it."""
+    if settings.admin_token:
+        _log.warning(
+            "--admin-token can be read by other users of this machine, and the next release removes"
+            " it: use --admin-token-file"
+        )
     make_room(settings.limits.connection_count)
     telemetry = Telemetry("edge")
     try:
@@ -83,9 +89,11 @@ class Edge:
         if settings.recording:
             prepare(settings.recording.directory)
         self._sessions = SessionRegistry(settings, fabric, telemetry, clock)
-        self._credentials = CredentialAuthenticator(
-            settings.credentials, settings.admin_token, clock
+        token_file = settings.admin_token_file
+        admin_token = (
+            read_secret(token_file, "admin_token_file") if token_file else settings.admin_token
         )
+        self._credentials = CredentialAuthenticator(settings.credentials, admin_token, clock)
         self.metrics.observe_tenants(
             lambda: self._credentials.refused_count,
             lambda: self._sessions.tenant_counts(self._credentials.tenants),

@@ -264,10 +264,15 @@ class EdgeSettings:
     """Host names by which clients may address the edge, besides IP addresses, localhost, the name
     in --listen and the names in --tls-cert; separated by commas. `*.DOMAIN` means one more label,
     `*` means all names."""
+    admin_token_file: ExistingFile | None = None
+    """File with the token that operators send as `Authorization: Bearer`, to change settings or
+    read recordings. Only its owner and group may be able to read it. Default: operators have keys
+    (--operator-keys); if they have none, and clients need no credential, only requests for
+    localhost from this machine are accepted. Set a token if a proxy runs on this machine, because
+    requests of the proxy's clients can look like local requests."""
     admin_token: str = field(default="", repr=False)
-    """Token that operators send as `Authorization: Bearer`, to change settings or read recordings.
-    Default: only requests for localhost from this machine are accepted. Set a token if a proxy runs
-    on this machine, because requests of the proxy's clients can look like local requests."""
+    """The token itself, which other users of this machine can then read. Use --admin-token-file:
+    the next release removes this flag."""
     default_voice: ExistingFile | None = None
     """Sound file that clients get at /api/default_ref_audio. Default: a synthetic voice."""
     presets: ExistingDirectory | None = None
@@ -306,6 +311,8 @@ class EdgeSettings:
             raise ValueError("schedulers is empty, must name at least one")
         for scheduler in self.schedulers:
             parse_address(scheduler, "schedulers")
+        if self.admin_token and self.admin_token_file:
+            raise ValueError("admin_token and admin_token_file must not both be set")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
         if self.operator_listen:

@@ -276,7 +276,10 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     settings = run("edge", *arguments)
     assert {name: getattr(settings, name) for name in expected} == expected
     fields = {field.name for field in dataclasses.fields(EdgeSettings)}
-    others = {"credentials", "limits", "listen", "needs", "recording", "schedulers"}
+    others = {
+        *("admin_token_file", "credentials", "limits", "listen", "needs", "recording"),
+        "schedulers",
+    }
     assert fields == expected.keys() | others
     assert "secret" not in repr(settings)
     assert run("edge", "--need", "model=a,zone=b").needs == ("model=a", "zone=b")
