@@ -231,7 +231,8 @@ class SessionRegistry:
         )
         session_id = f"sess_{secrets.token_hex(6)}"
         settings = self._settings.recording
-        is_recorded = settings is not None and settings.is_recorded(request.path)
+        may_record = request.caller.may_record
+        is_recorded = settings is not None and settings.is_recorded(request.path, may_record)
         return Identity(
             session_id,
             f"rt_{self._last_realtime_ms}",
@@ -312,8 +313,13 @@ class SessionRegistry:
         """Begin the recording of a session whose identity has a recording id."""
         if self.recorder is None or not identity.recording_id:
             return None
-        target = request.target
-        ids = {"client_id": target.client_id, "realtime_id": identity.realtime_id}
+        target, caller = request.target, request.caller
+        verified = {"tenant": caller.tenant, "subject": caller.subject}
+        ids = {
+            "client_id": target.client_id,
+            "realtime_id": identity.realtime_id,
+            **{name: text for name, text in verified.items() if text},
+        }
         return self.recorder.begin(
             identity.recording_id, request.path, target.mode, ids, self._clock.now()
         )

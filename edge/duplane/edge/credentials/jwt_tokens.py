@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import jwt
 
 from duplane.edge.access import Caller, CallerKind, Scope, TenantLimits
 from duplane.edge.credentials.key_set import KeySet
-from duplane.edge.credentials.keys import is_name
+from duplane.edge.credentials.keys import is_limit, is_name
 from duplane.edge.credentials.refusal import RefusedLoginError
 from duplane.edge.credentials.settings import CredentialSettings
 
@@ -104,13 +104,9 @@ def _limits(claim: object) -> TenantLimits:
     if claim is None:
         return TenantLimits()
     table = cast("dict[str, Any]", claim) if isinstance(claim, dict) else {"": claim}
-    counts = {name: limit for name, limit in table.items() if _is_count(limit)}
+    counts = {name: limit for name, limit in table.items() if is_limit(limit)}
     if counts.keys() != table.keys() or not counts.keys() <= {"sessions", "waiting", "minutes"}:
         raise RefusedLoginError(
             "`limits` of the JWT must have whole numbers for sessions, waiting or minutes"
         )
     return TenantLimits(counts.get("sessions"), counts.get("waiting"), counts.get("minutes"))
-
-
-def _is_count(limit: object) -> TypeGuard[int]:
-    return isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0

@@ -32,12 +32,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from duplane.edge.access import Scope, TenantLimits
 
 KEY_PREFIX = "dpk_"
 MAX_KEY_COUNT = 10_000
+MAX_LIMIT = 10**9  # of a tenant
 MAX_LIVE_KEYS = 2  # of one tenant or operator: the present one, and the next one during a change
 OTHER_TENANTS = "other"  # the label of tenants in metrics that no file names
 
@@ -105,6 +106,11 @@ class KeyRing:
     def limits_of(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""
         return self.tenants.get(tenant, self.default_limits)
+
+
+def is_limit(value: object) -> TypeGuard[int]:
+    """Return whether a value can be the limit of a tenant."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_LIMIT
 
 
 def narrower(one: TenantLimits, other: TenantLimits) -> TenantLimits:
@@ -241,8 +247,8 @@ def _limits(value: object, where: str) -> TenantLimits:
     names = ("sessions", "waiting", "minutes")
     _refuse_unknown(table, set(names), f"{where}.")
     for name, limit in table.items():
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-            raise ValueError(f"{where}.{name} must be a whole number that is not below 0")
+        if not is_limit(limit):
+            raise ValueError(f"{where}.{name} must be a whole number from 0 to {MAX_LIMIT}")
     return TenantLimits(*(table.get(name) for name in names))
 
 

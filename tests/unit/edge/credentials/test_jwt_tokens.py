@@ -82,6 +82,7 @@ async def test_role_of_an_operator_counts_only_if_the_setting_allows_it() -> Non
         ({"limits": {"sessions": -1}}, "`limits`"),
         ({"limits": {"sessions": True}}, "`limits`"),
         ({"limits": {"others": 1}}, "`limits`"),
+        ({"limits": {"sessions": 10**10}}, "`limits`"),
         ({"limits": 4}, "`limits`"),
     ],
 )

@@ -113,6 +113,7 @@ LIVE = "\n".join(
         (f'[[keys]]\nid = "{KEY.key_id}"\nsha256 = "0"\ntenant = "a"', r"keys\[0\].sha256 must"),
         (f'{ENTRY}tenant = "acme"\n{LIVE}', "tenant acme has 3 live keys"),
         ("[tenants.a]\nsessions = -1", "tenants.a.sessions must"),
+        ("[tenants.a]\nsessions = 1_000_000_001", "tenants.a.sessions must"),
         ("[tenants.a]\nsessions = true", "tenants.a.sessions must"),
         ("[tenants.a]\nhours = 1", "tenants.a.hours is unknown"),
         ("[tenants.other]", "tenants.other is not a name"),
