@@ -177,7 +177,7 @@ async def test_keys_of_operators_count_only_in_the_header_and_within_their_scope
             assert await refusal(edge, **how) == (0 if name == "header" else 401), name
         operators.remove(operator)
         operators.add('operator = "adam"\nscopes = ["read"]')
-        edge.edge.reload()
+        await edge.edge.reload()
         assert await ask("GET", "/workers", operator.text) == 401
 
 
@@ -228,7 +228,7 @@ async def test_ephemeral_token_ends_with_the_key_that_asked_for_it(store: KeySto
     async with live_edge(credentials=keyed(store)) as edge:
         token = await make_token(edge, key.text)
         store.change(key, "disabled = true")
-        edge.edge.reload()
+        await edge.edge.reload()
         assert await refusal(edge, headers=bearer(token)) == 401
 
 
@@ -265,7 +265,7 @@ async def test_running_sessions_end_with_their_key_and_others_go_on(
                 store.change(key, "disabled = true")
             else:
                 store.remove(key)
-            edge.edge.reload()
+            await edge.edge.reload()
             for client in (ended, derived):
                 await expect_end(client, f"the key is {how}")
             await exchange(kept)
@@ -291,7 +291,7 @@ async def test_waiting_session_ends_with_its_key(store: KeyStore) -> None:
         async with connected(edge, headers=bearer(key.text)) as waiting:
             await edge.fabric.acquisition()
             store.remove(key)
-            edge.edge.reload()
+            await edge.edge.reload()
             await expect_end(waiting, "the key is revoked")
         await expect_end(first, "the key is revoked")
 
@@ -304,7 +304,7 @@ async def test_broken_file_ends_no_session(store: KeyStore) -> None:
     ):
         await begin(client)
         store.path.write_text("")
-        edge.edge.reload()
+        await edge.edge.reload()
         await exchange(client)
         assert await refusal(edge, headers=bearer(new_key().text)) == 401
         await end(client)

@@ -57,10 +57,16 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             Edge.listening(settings, fabric, telemetry) as edge,
             published(edge.metrics.registry, settings.metrics_listen),
         ):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, edge.reload)
-            announce("edge", edge.address)
-            await shutdown.wait()
-            await edge.drain()
+            reload_asked = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
+            reloading = asyncio.create_task(edge.reload_on(reload_asked))
+            try:
+                announce("edge", edge.address)
+                await shutdown.wait()
+                await edge.drain()
+            finally:
+                reloading.cancel()
+                await asyncio.wait({reloading})
     finally:
         telemetry.shutdown()
 
@@ -174,12 +180,19 @@ class Edge:
         if recorder := self._sessions.recorder:
             await asyncio.to_thread(recorder.close)
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read the certificate and the files of keys again. End sessions whose key has ended."""
         if self.certificate:
             self.certificate.reload()
-        self._credentials.reload()
+        await self._credentials.reload()
         self._end_invalid_sessions()
+
+    async def reload_on(self, asked: asyncio.Event) -> None:
+        """Reload whenever `asked` is set, until cancelled."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            await self.reload()
 
     def _end_invalid_sessions(self) -> None:
         self._sessions.end_invalid(self._credentials.problem)

@@ -68,6 +68,7 @@ class CredentialAuthenticator:
         self._admin_token = admin_token.encode()
         self._clock = clock
         self._failed_logins = failed_logins()
+        self._reading = asyncio.Lock()
         self.refused_count = 0  # logins
         self.keys = KeyFiles(settings, clock)
         signer = TokenSigner.load(settings.token_key_file)
@@ -83,9 +84,14 @@ class CredentialAuthenticator:
         """The tenants that the file of API keys names."""
         return self.keys.tenants
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read the files of keys again."""
-        self.keys.reload()
+        await self._read(self.keys.reload)
+
+    async def _read(self, read: Callable[[], None]) -> None:
+        """Read files in a thread, one call after the other: a file with all keys takes 0.3 s."""
+        async with self._reading:
+            await asyncio.to_thread(read)
 
     @contextlib.asynccontextmanager
     async def running(
@@ -107,7 +113,7 @@ class CredentialAuthenticator:
     async def _watch(self, check_sessions: Callable[[], None], interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            self.keys.reload_if_changed()
+            await self._read(self.keys.reload_if_changed)
             check_sessions()
 
     def problem(self, caller: Caller) -> str:

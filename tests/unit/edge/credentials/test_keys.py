@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 
 import pytest
 
@@ -42,6 +43,20 @@ def test_key_is_found_by_its_whole_text_only() -> None:
     wrong = f"dpk_{KEY.key_id}_{stranger.rpartition('_')[2]}"
     for text in (stranger, wrong, KEY.text.upper(), KEY.text[:-1], KEY.text + "0", "", "dpk_", "ü"):
         assert ring.find(text) is None, text
+
+
+def test_unknown_and_wrong_keys_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    sha256, compare = hashlib.sha256, hmac.compare_digest
+    monkeypatch.setattr(hashlib, "sha256", lambda *text: steps.append("hash") or sha256(*text))
+    monkeypatch.setattr(
+        hmac, "compare_digest", lambda *both: steps.append("compare") or compare(*both)
+    )
+    ring = of_tenant()
+    for text in (KEY.text, f"dpk_{KEY.key_id}_{'0' * 64}", f"dpk_{'0' * 12}_{'0' * 64}", "x"):
+        steps.clear()
+        ring.find(text)
+        assert steps == ["hash", "compare"], text
 
 
 @pytest.mark.parametrize(
