@@ -53,7 +53,6 @@ class KeyStore:
 
     def write(self) -> None:
         with replacing(self.path) as part:
-            part.touch(0o600)
             part.write_text(self._head + "".join(self._entries.values()))
 
 

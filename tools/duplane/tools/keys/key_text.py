@@ -38,7 +38,6 @@ def write(path: Path, text: str) -> None:
         before = path.stat()
         mode, owner = stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid)
     with replacing(path) as part:
-        part.touch(_PRIVATE, exist_ok=False)
         part.write_text(text, "utf-8")
         if owner and owner != (os.getuid(), os.getgid()):
             os.chown(part, *owner)
