@@ -277,6 +277,8 @@ class SessionRegistry:
             session_id=identity.session_id,
             client_id=request.target.client_id,
             trace=spans.context,
+            tenant_id=request.caller.tenant,
+            tenant_limits=_limits_of(request.caller),
         )
         recording = runner.recording = self._record(request, identity)
         began = self._clock.now()
@@ -323,3 +325,13 @@ class SessionRegistry:
         return self.recorder.begin(
             identity.recording_id, request.path, target.mode, ids, self._clock.now()
         )
+
+
+def _limits_of(caller: Caller) -> lease_pb2.TenantLimits:
+    """Return the limits of a caller's tenant; absent fields mean unlimited."""
+    limits = caller.limits
+    return lease_pb2.TenantLimits(
+        session_count=limits.session_count,
+        waiting_count=limits.waiting_count,
+        daily_minutes=limits.minutes,
+    )

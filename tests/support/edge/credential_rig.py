@@ -25,7 +25,7 @@ class KeyStore:
         self, directory: Path, name: str = "keys.toml", head: str = "[tenants.acme]\n"
     ) -> None:
         self.path = directory / name
-        self._head = head
+        self.head = head
         self._entries: dict[str, str] = {}
         self.write()
 
@@ -53,7 +53,7 @@ class KeyStore:
 
     def write(self) -> None:
         with replacing(self.path) as part:
-            part.write_text(self._head + "".join(self._entries.values()))
+            part.write_text(self.head + "".join(self._entries.values()))
 
 
 def bearer(token: str) -> dict[str, str]:

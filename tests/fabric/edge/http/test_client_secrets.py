@@ -146,3 +146,28 @@ async def test_sessions_are_counted_by_the_tenants_of_the_file(store: KeyStore) 
                     await end(client)
             await answer(edge, "GET", "/api/presets", headers=bearer("x"))
             assert read(edge.edge.metrics.registry).value("duplane_logins_refused_total") == 1
+
+
+async def test_scheduler_gets_the_tenant_and_its_limits(store: KeyStore) -> None:
+    store.head = "[tenants.acme]\nsessions = 4\nminutes = 600\n"
+    key = store.new("acme")
+    async with live_edge(credentials=keyed(store)) as edge:
+        for headers in (bearer(key.text), bearer(await make_token(edge, key.text))):
+            async with connected(edge, headers=headers) as client:
+                await begin(client)
+                await end(client)
+            request = (await edge.fabric.acquisition()).request
+            assert request.tenant_id == "acme"
+            limits = request.tenant_limits
+            assert (limits.session_count, limits.daily_minutes) == (4, 600)
+            assert not limits.HasField("waiting_count")
+
+
+async def test_scheduler_gets_no_tenant_where_clients_need_no_credential() -> None:
+    async with live_edge() as edge:
+        async with connected(edge, headers=bearer("x")) as client:
+            await begin(client)
+            await end(client)
+        request = (await edge.fabric.acquisition()).request
+        assert request.tenant_id == ""
+        assert request.tenant_limits.ByteSize() == 0
