@@ -111,6 +111,7 @@ class Edge:
             _browser_rules(settings),
             self._proxies,
             request_rates(settings.limits.client_requests_per_s),
+            settings.log_addresses,
         )
 
     @classmethod

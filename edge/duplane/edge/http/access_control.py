@@ -25,7 +25,13 @@ from duplane.edge.access import (
 from duplane.edge.http.audit import log_action
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import closing
-from duplane.edge.transport.client_address import Network, identify, is_proxy, join_headers
+from duplane.edge.transport.client_address import (
+    AddressForm,
+    Network,
+    identify,
+    is_proxy,
+    join_headers,
+)
 from duplane.edge.transport.client_protocol import ClientProtocol
 from duplane.edge.transport.origins import BrowserRules, parse_target
 from duplane.edge.transport.rate_limit import NetworkRates
@@ -58,6 +64,7 @@ class AccessControl:
     browsers: BrowserRules
     proxies: Sequence[Network]
     requests: NetworkRates
+    logged_addresses: AddressForm = "full"
     has_operators: bool = True
 
     async def handle(
@@ -86,14 +93,26 @@ class AccessControl:
         if not caller.permits(route.level, route.scope):
             if caller.kind is not CallerKind.ANONYMOUS:
                 self._count(request)
-                log_action(request, route, caller, HTTPStatus.FORBIDDEN.value)
+                self._log(request, route, caller, HTTPStatus.FORBIDDEN.value)
             raise web.HTTPForbidden(text=_refusal(route, caller))
         _check_body(request, route)
         if route.takes_form and not _has_credential(request):
             raise web.HTTPUnauthorized(text="a form needs a credential in `Authorization`")
         if route.level is not Level.OPERATOR:
             return await handler(request)
-        return await _audited(request, handler, route, caller)
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        try:
+            response = await handler(request)
+            status = response.status
+        except web.HTTPException as refusal:
+            status = refusal.status
+            raise
+        finally:
+            self._log(request, route, caller, status)
+        return response
+
+    def _log(self, request: web.Request, route: HttpRoute, caller: Caller, status: int) -> None:
+        log_action(request, route, caller, status, self.logged_addresses)
 
     def _check_browser(self, request: web.Request, headers: Mapping[str, str]) -> None:
         is_proxied = is_proxy(request.remote or "", self.proxies)
@@ -166,21 +185,6 @@ def _check_body(request: web.Request, route: HttpRoute) -> None:
 def _has_credential(request: web.Request) -> bool:
     """Return whether a request comes with a credential that no foreign page can add."""
     return "Authorization" in request.headers or client_address(request).is_local
-
-
-async def _audited(
-    request: web.Request, handler: Handler, route: HttpRoute, caller: Caller
-) -> web.StreamResponse:
-    status = HTTPStatus.INTERNAL_SERVER_ERROR.value
-    try:
-        response = await handler(request)
-        status = response.status
-    except web.HTTPException as refusal:
-        status = refusal.status
-        raise
-    finally:
-        log_action(request, route, caller, status)
-    return response
 
 
 def _refusal(route: HttpRoute, caller: Caller) -> str:

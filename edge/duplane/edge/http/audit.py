@@ -8,19 +8,25 @@ from aiohttp import web
 
 from duplane.edge.access import Caller, client_address
 from duplane.edge.http.http_route import HttpRoute
+from duplane.edge.transport.client_address import AddressForm
 
 _log = logging.getLogger("duplane.audit")
 _MAX_VALUE_CHARACTERS = 200
 
 
-def log_action(request: web.Request, route: HttpRoute, caller: Caller, status: int) -> None:
-    """Log an action. The line has fields as NAME=VALUE, no query, and nothing of the body."""
+def log_action(
+    request: web.Request, route: HttpRoute, caller: Caller, status: int, form: AddressForm
+) -> None:
+    """Log an action, with the client's address in this form.
+
+    The line has fields as NAME=VALUE, no query, and nothing of the body.
+    """
     names = {name: _quoted(value) for name, value in request.match_info.items()}
     who = {
         "kind": caller.kind.name.lower(),
         "credential": _quoted(caller.credential),
         "tenant": _quoted(caller.tenant),
-        "address": client_address(request).address,
+        "address": client_address(request).logged(form),
     }
     what = {"method": request.method, "route": route.path, **names, "status": status}
     fields = {**who, **what}

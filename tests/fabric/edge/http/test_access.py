@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from support.certificates import write_certificate
 from support.edge.callers import NamedCallers, as_caller
 from support.edge.live_edge import LiveEdge, begin, closed, live_edge, receive
+from support.edge.raw_client import RawClient
 from websockets.asyncio.client import connect
 
 from duplane.edge.settings import Limits
@@ -46,7 +51,8 @@ async def test_an_address_without_a_credential_has_four_sessions() -> None:
 async def test_sessions_of_tenants_and_of_this_machine_are_not_counted_by_address(
     is_local: bool,
 ) -> None:
-    settings = {} if is_local else {"authenticator": NamedCallers(), "trusted_proxies": PROXY}
+    known: dict[str, Any] = {"authenticator": NamedCallers(), "trusted_proxies": PROXY}
+    settings = {} if is_local else known
     async with live_edge(slot_count=6, **settings) as edge, contextlib.AsyncExitStack() as stack:
         for _ in range(6):
             opened = edge.connect() if is_local else connect_as(edge, "198.51.100.1", "tenant")
@@ -101,3 +107,33 @@ async def test_each_action_of_an_operator_has_one_line(caplog: pytest.LogCapture
         f"kind=operator credential='read' tenant='' address=127.0.0.1 {action}403",
         f"kind=tenant credential='k1' tenant='acme' address=127.0.0.1 {action}403",
     ]
+
+
+async def test_audit_log_shortens_addresses_as_other_lines_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="duplane.audit")
+    settings: dict[str, Any] = {"authenticator": NamedCallers(), "trusted_proxies": PROXY}
+    headers = {**as_caller("operator"), "X-Forwarded-For": "198.51.100.77"}
+    async with live_edge(**settings, log_addresses="short") as edge, edge.asked() as http:
+        assert (await http.ask("GET", "/api/sessions", headers=headers))[0] == 200
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "duplane.audit"]
+    assert " address=198.51.100.0/24 " in line
+
+
+async def test_operators_of_this_machine_need_no_tls_and_no_free_connection(
+    tmp_path: Path,
+) -> None:
+    chain, key = write_certificate(tmp_path, "edge")
+    limits = replace(Limits(), connection_count=1)
+    settings: dict[str, Any] = {"tls_cert": chain, "tls_key": key}
+    async with (
+        live_edge(limits, **settings, operator_listen="127.0.0.1:0") as edge,
+        RawClient(edge.edge.address) as held,
+        aiohttp.ClientSession() as client,
+    ):
+        await held.send(b"GET ")
+        async with RawClient(edge.edge.address) as late:
+            assert await late.read() == b""
+        async with client.get(f"http://{edge.edge.operator_address}/workers") as answer:
+            assert answer.status == 200
