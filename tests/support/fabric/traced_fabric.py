@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pybase64
@@ -98,6 +99,7 @@ async def traced_fabric(
     slot_count: int = 2,
     sampler: Sampler | None = None,
     limits: Limits | None = None,
+    edge_settings: Mapping[str, Any] = MappingProxyType({}),
     **worker_settings: Any,
 ) -> AsyncGenerator[TracedFabric]:
     """Run a fabric; at the end wait until every slot is free."""
@@ -122,7 +124,12 @@ async def traced_fabric(
         stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
         fabric.scheduler = scheduler.address
         fabric.edge = await stack.enter_async_context(
-            running_edge(scheduler.address, telemetry=telemetry, limits=limits or Limits())
+            running_edge(
+                scheduler.address,
+                telemetry=telemetry,
+                limits=limits or Limits(),
+                **edge_settings,
+            )
         )
         yield fabric
 
