@@ -154,8 +154,7 @@ async def be_refused(fabric: TracedFabric) -> None:
         async with fabric.connect(query) as client:
             await receive(client)
     async with aiohttp.ClientSession() as http:
-        for path in (f"/{words['path']}", f"/api/sessions/{words['session']}"):
-            await http.get(url(fabric, path, "http"))
+        await http.get(url(fabric, f"/{words['path']}", "http"))
 
 
 async def attach(fabric: TracedFabric, recording: str) -> None:

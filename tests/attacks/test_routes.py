@@ -57,6 +57,8 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", f"{VOICES}/{{voice}}"): (OP, Scope.VOICES),
     ("DELETE", f"{VOICES}/{{voice}}"): (OP, Scope.VOICES),
     ("GET", "/api/sessions"): (OP, Scope.RECORDINGS),
+    ("DELETE", "/api/sessions"): (OP, Scope.RECORDINGS),
+    ("DELETE", f"{ONE}/recording"): (OP, Scope.RECORDINGS),
     ("GET", ONE): (OP, Scope.RECORDINGS),
     ("GET", f"{ONE}/recording"): (OP, Scope.RECORDINGS),
     ("GET", f"{ONE}/assets/{{asset:.*}}"): (OP, Scope.RECORDINGS),

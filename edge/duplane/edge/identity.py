@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Identity:
     """The ids of one session; `recording_id` is empty when the session is not recorded.
 
-    `may_be_recorded` is true if the edge records sessions: then a client that is not recorded is
-    told this, too.
+    `may_be_recorded` is true if the edge records sessions, or if the client's credential says
+    whether it must be recorded: then a client that is not recorded is told this, too.
     """
 
     session_id: str  # sess_ and 12 hex digits

@@ -237,7 +237,7 @@ class SessionRegistry:
             session_id,
             f"rt_{self._last_realtime_ms}",
             session_id if is_recorded else "",
-            may_be_recorded=settings is not None,
+            may_be_recorded=settings is not None or may_record is not None,
         )
 
     async def run(

@@ -9,6 +9,7 @@ from duplane.edge.credentials.authenticator import CredentialAuthenticator
 from duplane.edge.http.chat_routes import ChatRoutes
 from duplane.edge.http.client_secret_routes import ClientSecretRoutes
 from duplane.edge.http.content_routes import AppRoutes, AssetRoutes
+from duplane.edge.http.erasure_routes import ErasureRoutes
 from duplane.edge.http.fabric_routes import FabricRoutes
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.queue_routes import QueueRoutes
@@ -52,4 +53,5 @@ def edge_routes(
         *ChatRoutes(sessions, settings.limits, clock).routes(),
         *AppRoutes(sessions.apps, body_s).routes(),
         *RecordingRoutes(settings.recording, body_s).routes(),
+        *ErasureRoutes(settings.recording, sessions).routes(),
     ]
