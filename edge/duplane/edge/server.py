@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
-import signal
-from collections.abc import AsyncGenerator
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from duplane.edge.access import Authenticator
@@ -36,6 +34,8 @@ from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.secret_files import read_secret
+from duplane.fabric.watched_files import WatchedFiles
+from duplane.fabric.watched_files import watching as watching_files
 
 _log = logging.getLogger(__name__)
 _OPERATOR_CONNECTIONS = 64  # of the listener of operators, in total; further ones are cut
@@ -142,7 +142,7 @@ class Edge:
             watching = asyncio.create_task(edge._sessions.watch_workers())
             try:
                 async with (
-                    edge.certificate.watching() if edge.certificate else nullcontext(),
+                    watching_files(edge.watched_files),
                     edge._credentials.running(edge._end_invalid_sessions),
                 ):
                     yield edge
@@ -197,6 +197,11 @@ class Edge:
 
     def _end_invalid_sessions(self) -> None:
         self._sessions.end_invalid(self._credentials.problem)
+
+    @property
+    def watched_files(self) -> Sequence[WatchedFiles]:
+        """The files that this edge reads again when they change."""
+        return (self.certificate,) if self.certificate else ()
 
     @property
     def metrics(self) -> EdgeMetrics:

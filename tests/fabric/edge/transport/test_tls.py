@@ -23,8 +23,8 @@ from websockets.asyncio.client import connect
 from duplane.edge import server
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
-from duplane.edge.transport import tls
 from duplane.edge.transport.tls import Certificate
+from duplane.fabric import watched_files
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError
@@ -67,7 +67,7 @@ async def reloaded() -> AsyncGenerator[asyncio.Event]:
             if record.levelno == logging.INFO:
                 event.set()
 
-    listener, log = Listener(), logging.getLogger(tls.__name__)
+    listener, log = Listener(), logging.getLogger(watched_files.__name__)
     log.addHandler(listener)
     log.setLevel(logging.INFO)
     yield event
@@ -152,7 +152,7 @@ async def test_new_certificate_is_served_and_running_sessions_go_on(tmp_path: Pa
 
 async def test_files_are_followed(tmp_path: Path, reloaded: asyncio.Event) -> None:
     certificate = Certificate(*write_certificate(tmp_path, "first"))
-    async with certificate.watching(interval_s=0.01):
+    async with watched_files.watching((certificate,), interval_s=0.01):
         before = certificate.current
         write_certificate(tmp_path, "second")
         await asyncio.wait_for(reloaded.wait(), WITHIN_S)
