@@ -26,6 +26,8 @@ pytestmark = pytest.mark.timing
 
 BLOCK = re.compile(r"^```sh\n# on (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
+PREPARATION = re.compile(r"^```sh\n# once\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
 
 @pytest.fixture
 def network() -> Iterator[Network]:
@@ -53,7 +55,10 @@ def runnable(command: str, folder: Path) -> tuple[str, ...]:
 
 
 async def test_the_commands_of_the_page_start_a_fabric(network: Network, tmp_path: Path) -> None:
-    *servers, (_, talk) = BLOCK.findall((ROOT / "docs/cluster.md").read_text())
+    page = (ROOT / "docs/cluster.md").read_text()
+    (preparation,) = PREPARATION.findall(page)
+    await asyncio.to_thread(subprocess.run, runnable(preparation, tmp_path), check=True)
+    *servers, (_, talk) = BLOCK.findall(page)
     hosts: dict[str, Host] = {}
     for ip, command in servers:
         if ip not in hosts:

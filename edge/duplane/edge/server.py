@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.secret_files import read_secret
+from duplane.fabric.tls.credentials import open_credentials
+from duplane.fabric.tls.identity import Role
 from duplane.fabric.watched_files import WatchedFiles
 from duplane.fabric.watched_files import watching as watching_files
 
@@ -50,16 +53,19 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             " it: use --admin-token-file"
         )
     make_room(settings.limits.connection_count)
+    credentials = open_credentials(settings.fabric, Role.EDGE)
+    fabric_files = credentials.watched_files if credentials else ()
     telemetry = Telemetry("edge")
     try:
         async with (
-            FabricClient(settings.schedulers) as fabric,
+            FabricClient(settings.schedulers, credentials) as fabric,
+            watching_files(fabric_files),
             Edge.listening(settings, fabric, telemetry) as edge,
             published(edge.metrics.registry, settings.metrics_listen),
         ):
             reload_asked = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
-            reloading = asyncio.create_task(edge.reload_on(reload_asked))
+            reloading = asyncio.create_task(edge.reload_on(reload_asked, fabric_files))
             try:
                 announce("edge", edge.address)
                 await shutdown.wait()
@@ -183,16 +189,18 @@ class Edge:
 
     async def reload(self) -> None:
         """Read the certificate and the files of keys again. End sessions whose key has ended."""
-        if self.certificate:
-            self.certificate.reload()
+        for files in self.watched_files:
+            files.reload()
         await self._credentials.reload()
         self._end_invalid_sessions()
 
-    async def reload_on(self, asked: asyncio.Event) -> None:
-        """Reload whenever `asked` is set, until cancelled."""
+    async def reload_on(self, asked: asyncio.Event, others: Sequence[WatchedFiles] = ()) -> None:
+        """Reload, with `others`, whenever `asked` is set, until cancelled."""
         while True:
             await asked.wait()
             asked.clear()
+            for files in others:
+                files.reload()
             await self.reload()
 
     def _end_invalid_sessions(self) -> None:

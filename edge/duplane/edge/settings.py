@@ -25,6 +25,7 @@ from duplane.fabric.settings import (
     check_bounds,
     parse_labels,
 )
+from duplane.fabric.tls.settings import FabricTlsSettings
 
 
 @Parameter(name="*", group="Limits")
@@ -298,6 +299,7 @@ class EdgeSettings:
     log_format: LogFormat = "text"
     """Format of log lines: text, or JSON with one object per line."""
     credentials: CredentialSettings = field(default_factory=CredentialSettings)
+    fabric: FabricTlsSettings = field(default_factory=FabricTlsSettings)
     limits: Limits = field(default_factory=Limits)
     recording: RecordingSettings | None = None
 

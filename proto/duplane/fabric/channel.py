@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,10 @@ from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 from grpc_reflection.v1alpha import reflection
 
 from duplane.fabric.process import StartError
+from duplane.fabric.tls.credentials import FabricCredentials
+from duplane.fabric.tls.handshakes import Handshakes
+from duplane.fabric.tls.identity import Role, server_name
+from duplane.fabric.tls.interceptor import RoleInterceptor
 
 # The published stubs have no types for the asyncio API of this package.
 health: Any = _typed_health
@@ -69,9 +74,17 @@ CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Return a channel to host:port. The channel connects at its first call."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+def open_channel(
+    address: str, role: Role = Role.SCHEDULER, credentials: FabricCredentials | None = None
+) -> grpc.aio.Channel:
+    """Return a channel to host:port. The channel connects at its first call.
+
+    With `credentials` the channel uses mutual TLS, and the peer must have a certificate of `role`.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    options = (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", server_name(role)))
+    return grpc.aio.secure_channel(address, credentials.channel_credentials, options=options)
 
 
 class FabricServer:
@@ -80,15 +93,30 @@ class FabricServer:
     Register servicers on `grpc`, then call `start`. From then until `stop`, the health service
     reports all `services` as SERVING, unless `set_serving` changes that. The server closes the
     connection of a client that does not answer a ping within `ping_timeout_s`.
+
+    With `credentials` the server uses mutual TLS, calls are refused that the role of the caller may
+    not make, and there is no reflection.
     """
 
-    def __init__(self, *services: str, ping_timeout_s: float = _PING_TIMEOUT_S) -> None:
-        self.grpc = grpc.aio.server(options=(*SERVER_OPTIONS, *_ping_timeout(ping_timeout_s)))
+    def __init__(
+        self,
+        *services: str,
+        ping_timeout_s: float = _PING_TIMEOUT_S,
+        credentials: FabricCredentials | None = None,
+    ) -> None:
+        self._credentials = credentials
+        self._handshakes = Handshakes()
+        self._watching: asyncio.Task[None] | None = None
+        self.grpc = grpc.aio.server(
+            options=(*SERVER_OPTIONS, *_ping_timeout(ping_timeout_s)),
+            interceptors=[RoleInterceptor(credentials, self._handshakes)] if credentials else [],
+        )
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()
         health_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.grpc)
+        if credentials is None:
+            names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, listen: str) -> str:
         """Serve on host:port, where port 0 means any free port. Return the bound host:port.
@@ -96,12 +124,20 @@ class FabricServer:
         Raises StartError if the address cannot be bound.
         """
         try:
-            port = self.grpc.add_insecure_port(listen)
+            port = self._add_port(listen)
         except RuntimeError as error:
             raise StartError(f"cannot listen on {listen}: {error}") from None
         await self.grpc.start()
+        if self._credentials:
+            self._watching = asyncio.create_task(self._handshakes.run())
         await self.set_serving(True)
         return f"{listen.rpartition(':')[0]}:{port}"
+
+    def _add_port(self, listen: str) -> int:
+        if self._credentials:
+            secure = self._credentials.server_credentials(self._handshakes.begin)
+            return self.grpc.add_secure_port(listen, secure)
+        return self.grpc.add_insecure_port(listen)
 
     async def set_serving(self, is_serving: bool) -> None:
         """Set the status that the health service reports. Calls are still served."""
@@ -111,5 +147,7 @@ class FabricServer:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, wait up to `grace_s` for running ones, then cancel them."""
+        if self._watching:
+            self._watching.cancel()
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 
@@ -11,14 +12,22 @@ import grpc
 import grpc.aio
 
 from duplane.fabric.channel import open_channel
+from duplane.fabric.errors import FabricError
+from duplane.fabric.tls.credentials import FabricCredentials
+from duplane.fabric.tls.failures import TlsFailures
+from duplane.fabric.tls.identity import Role
 
 MAX_COUNT = 256  # with more channels, the least recently used one is closed once no call uses it
+_NEW_S = 2.0  # a channel that fails so soon after it was opened may have been refused
 
 
 @dataclass(slots=True, eq=False)
 class _Pooled:
     address: str
     channel: grpc.aio.Channel
+    version: int  # of the credentials
+    opened_at: float  # monotonic seconds
+    has_answered: bool = False
     user_count: int = 0
 
 
@@ -26,10 +35,19 @@ class ChannelPool:
     """Opens channels by address and keeps them for later calls.
 
     A channel that could not connect is replaced at the next call: it would refuse calls until its
-    next attempt, and another process may listen at its address meanwhile.
+    next attempt, and another process may listen at its address meanwhile. A channel is also
+    replaced when the certificate of this process has changed. Calls that run on a replaced channel
+    continue on it.
+
+    With `credentials`, the channels use mutual TLS, and the peers must have certificates of `role`.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, role: Role = Role.SCHEDULER, credentials: FabricCredentials | None = None
+    ) -> None:
+        self._role = role
+        self._credentials = credentials
+        self._failures = TlsFailures() if credentials else None
         self._pooled: dict[str, _Pooled] = {}  # by address, least recently used first
         self._former: set[_Pooled] = set()  # these close after their last use
 
@@ -42,13 +60,19 @@ class ChannelPool:
     async def use(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
         """Yield the channel to a peer, which stays open during the body of the `with`."""
         pooled = self._pooled.pop(address, None)
-        if pooled and pooled.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        if pooled and not self._is_usable(pooled):
             self._former.add(pooled)
             pooled = None
-        pooled = self._pooled[address] = pooled or _Pooled(address, open_channel(address))
+        pooled = self._pooled[address] = pooled or self._open(address)
         pooled.user_count += 1
         try:
             yield pooled.channel
+            pooled.has_answered = True
+        except (grpc.aio.AioRpcError, FabricError) as error:
+            if self._failures:
+                is_new = not pooled.has_answered and time.monotonic() - pooled.opened_at < _NEW_S
+                self._failures.note(f"{self._role} {address}", error, is_new=is_new)
+            raise
         finally:
             pooled.user_count -= 1
             await self._close_unused()
@@ -75,6 +99,18 @@ class ChannelPool:
         """Close all channels."""
         for pooled in (*self._pooled.values(), *self._former):
             await pooled.channel.close()
+
+    def _is_usable(self, pooled: _Pooled) -> bool:
+        has_failed = pooled.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        return not has_failed and pooled.version == self._version
+
+    def _open(self, address: str) -> _Pooled:
+        channel = open_channel(address, self._role, self._credentials)
+        return _Pooled(address, channel, self._version, time.monotonic())
+
+    @property
+    def _version(self) -> int:
+        return self._credentials.version if self._credentials else 0
 
     async def _close_unused(self) -> None:
         surplus = list(self._pooled)[: max(0, len(self._pooled) - MAX_COUNT)]

@@ -24,6 +24,8 @@ from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.health_checks import TIME_LIMIT_S, UNREACHABLE_CODES, HealthChecks
 from duplane.fabric.repeated_log import RepeatedLog
+from duplane.fabric.tls.credentials import FabricCredentials
+from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import (
     admin_pb2_grpc,
     lease_pb2,
@@ -69,16 +71,20 @@ class FabricClient:
     """Calls the schedulers, and the workers whose slots the schedulers grant to this client.
 
     Use as an async context manager. Every method may run for many sessions concurrently. The
-    constructor raises ValueError for scheduler addresses that are not host:port.
+    constructor raises ValueError for scheduler addresses that are not host:port. With `credentials`
+    all calls use mutual TLS.
     """
 
-    def __init__(self, schedulers: Sequence[str]) -> None:
+    def __init__(
+        self, schedulers: Sequence[str], credentials: FabricCredentials | None = None
+    ) -> None:
         if not schedulers:
             raise ValueError("at least one scheduler address is needed")
         self._addresses = [str(parse_address(address, "scheduler")) for address in schedulers]
         self._schedulers: Sequence[str] = ()  # resolved addresses
         self._preferred = 0
-        self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
+        self._to_schedulers = ChannelPool(Role.SCHEDULER, credentials)
+        self._to_workers = ChannelPool(Role.WORKER, credentials)
         self._scheduler_checks = HealthChecks(self._to_schedulers)
         self._worker_checks = HealthChecks(self._to_workers)
         self._avoided = AvoidedWorkers(self._worker_checks)

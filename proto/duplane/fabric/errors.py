@@ -50,6 +50,7 @@ class Reason(StrEnum):
     ENGINE_FAILED = "ENGINE_FAILED"
     REBUILD_REFUSED = "REBUILD_REFUSED"
     REBUILD_DIFFERS = "REBUILD_DIFFERS"
+    NOT_ALLOWED = "NOT_ALLOWED"
     UNAVAILABLE = "UNAVAILABLE"
     UNKNOWN = "UNKNOWN"
 
@@ -78,6 +79,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
     Reason.REBUILD_REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.REBUILD_DIFFERS: grpc.StatusCode.DATA_LOSS,
+    Reason.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.UNKNOWN: grpc.StatusCode.UNKNOWN,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -9,6 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.tls.certificates import check_pair
+from duplane.fabric.watched_files import WatchedFiles
 from duplane.scheduler.etcd.credentials import Credentials
 from duplane.scheduler.settings import SchedulerSettings
 
@@ -26,17 +29,43 @@ def open_signer(settings: SchedulerSettings) -> LeaseSigner:
     return LeaseSigner(key)
 
 
-def open_credentials(settings: SchedulerSettings) -> Credentials:
-    """Return the credentials for the store. Raises ValueError if a file cannot be read."""
-    ca, certificate = _read("store_ca", settings.store_ca), _read("store_cert", settings.store_cert)
-    key, password = (
-        _read("store_key", settings.store_key),
-        _read("store_password", settings.store_password),
-    )
-    tls = grpc.ssl_channel_credentials(ca, key, certificate) if ca else None
-    return Credentials(
-        tls=tls, user=settings.store_user, password=(password or b"").decode().strip()
-    )
+class StoreCredentials(WatchedFiles):
+    """The credentials for the store. Raises ValueError if a file cannot be read.
+
+    `on_change` is called with the new credentials after each later read.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self.on_change: Callable[[Credentials], None] = lambda _: None
+        named = (
+            settings.store_ca,
+            settings.store_cert,
+            settings.store_key,
+            settings.store_password,
+        )
+        paths = [path for path in named if path]
+        super().__init__("credentials for the store", paths)
+
+    def read(self) -> None:
+        """Read the files. Raises ValueError that names a file that cannot be read."""
+        settings = self._settings
+        ca = _read("store_ca", settings.store_ca)
+        certificate, key = _read_pair(settings.store_cert, settings.store_key)
+        password = _read("store_password", settings.store_password)
+        tls = grpc.ssl_channel_credentials(ca, key, certificate) if ca else None
+        self.current = Credentials(
+            tls=tls, user=settings.store_user, password=(password or b"").decode().strip()
+        )
+        self.on_change(self.current)
+
+
+def _read_pair(certificate: Path | None, key: Path | None) -> tuple[bytes | None, bytes | None]:
+    """Return a certificate and its key. Raises ValueError if they do not fit."""
+    certificate_pem, key_pem = _read("store_cert", certificate), _read("store_key", key)
+    if certificate_pem and key_pem:  # while the files are replaced, one may be newer than the other
+        check_pair(certificate_pem, key_pem, f"store_key: {key}")
+    return certificate_pem, key_pem
 
 
 def _read(name: str, path: Path | None) -> bytes | None:

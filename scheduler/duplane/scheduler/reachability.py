@@ -14,6 +14,8 @@ from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 
 from duplane.fabric.channel import open_channel
 from duplane.fabric.errors import FabricError
+from duplane.fabric.tls.credentials import FabricCredentials
+from duplane.fabric.tls.identity import Role
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Change, LeaseStore, Worker, WorkerPut
 
@@ -29,8 +31,14 @@ MAX_INTERVAL_S = 30.0  # the interval between checks doubles up to this bound
 class ReachabilityChecks:
     """One loop of health checks for each worker that is marked as unreachable."""
 
-    def __init__(self, store: LeaseStore, state: SchedulerState) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        state: SchedulerState,
+        credentials: FabricCredentials | None = None,
+    ) -> None:
         self._store = store
+        self._credentials = credentials
         self._state = state
         self._has_new = asyncio.Event()
         self._new: list[Worker] = []
@@ -65,7 +73,7 @@ class ReachabilityChecks:
         _log.warning("worker %s cannot be reached at %s: no grants", worker_id, address)
         interval_s = FIRST_INTERVAL_S
         try:
-            while self._is_attached(worker) and not await answers(address):
+            while self._is_attached(worker) and not await answers(address, self._credentials):
                 await asyncio.sleep(interval_s)
                 interval_s = min(2 * interval_s, MAX_INTERVAL_S)
         finally:
@@ -79,9 +87,9 @@ class ReachabilityChecks:
         return known is not None and known.epoch == worker.epoch
 
 
-async def answers(address: str) -> bool:
-    """True if the health service at host:port gives any answer."""
-    async with open_channel(address) as channel:
+async def answers(address: str, credentials: FabricCredentials | None = None) -> bool:
+    """True if the health service of a worker at host:port gives any answer."""
+    async with open_channel(address, Role.WORKER, credentials) as channel:
         try:
             request = health_pb2.HealthCheckRequest()
             await health_grpc.HealthStub(channel).Check(request, timeout=CHECK_TIMEOUT_S)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -19,6 +20,8 @@ from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.tls.credentials import open_credentials
+from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -27,9 +30,10 @@ from duplane.fabric.v1 import (
     registry_pb2,
     registry_pb2_grpc,
 )
+from duplane.fabric.watched_files import WatchedFiles, reload_on_hangup, watch
 from duplane.scheduler.availability import Availability
 from duplane.scheduler.granting import GrantLoop
-from duplane.scheduler.key_files import open_credentials, open_signer
+from duplane.scheduler.key_files import StoreCredentials, open_signer
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates
 from duplane.scheduler.quotas import Quotas, waiting_limit
@@ -65,12 +69,14 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
+        self._credentials = open_credentials(settings.fabric, Role.SCHEDULER)
         signer = open_signer(settings)
         state = SchedulerState(time.monotonic)
         self.metrics = SchedulerMetrics(state)
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
-        store = open_store(settings.store, _wall_ms(), open_credentials(settings))
+        self._store_credentials = StoreCredentials(settings)
+        store = open_store(settings.store, _wall_ms(), self._store_credentials)
         self._store = MeasuredStore(store, self.metrics.registry)
         key_age_s = None if settings.signing_key else settings.signing_key_age_s
         self._keys = LeaseKeys(self._store, signer, key_age_s)
@@ -86,7 +92,7 @@ class Scheduler:
         )
         self._position_updates = PositionUpdates(state)
         self._lost_workers = state.lost_workers
-        self._reachability = ReachabilityChecks(self._store, state)
+        self._reachability = ReachabilityChecks(self._store, state, self._credentials)
         self._leases = LeaseServicer(
             settings,
             self._store,
@@ -105,7 +111,9 @@ class Scheduler:
 
     async def start(self, tasks: asyncio.TaskGroup) -> str:
         """Start to serve, start the loops as `tasks`, and return the bound host:port."""
-        self._server = FabricServer(*_SERVICES, ping_timeout_s=_PING_TIMEOUT_S)
+        self._server = FabricServer(
+            *_SERVICES, ping_timeout_s=_PING_TIMEOUT_S, credentials=self._credentials
+        )
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self._leases, self._server.grpc)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry, self._server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, self._server.grpc)
@@ -119,8 +127,16 @@ class Scheduler:
             tasks.create_task(self._keys.run()),
             tasks.create_task(self._quotas.run()),
             tasks.create_task(self._report_health()),
+            tasks.create_task(watch(self.watched_files)),
         ]
         return address
+
+    @property
+    def watched_files(self) -> Sequence[WatchedFiles]:
+        """The files that this scheduler reads again when they change."""
+        of_fabric = self._credentials.watched_files if self._credentials else ()
+        has_store = self._settings.store_ca or self._settings.store_password
+        return (self._store_credentials, *of_fabric) if has_store else of_fabric
 
     async def stop(self) -> None:
         """End every call and the loops. Calls that outlast the time limit are cancelled.
@@ -156,6 +172,7 @@ async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None
             asyncio.TaskGroup() as tasks,
         ):
             address = await scheduler.start(tasks)
+            reload_on_hangup(scheduler.watched_files)
             process.announce("scheduler", address)
             try:
                 await shutdown.wait()

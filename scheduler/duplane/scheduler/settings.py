@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
@@ -12,6 +12,7 @@ from cyclopts.types import ExistingFile
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.bounds import MAX_CLAIM_TIMEOUT_S
 from duplane.fabric.settings import LogFormat, LogLevel, PositiveFloat, PositiveInt, check_bounds
+from duplane.fabric.tls.settings import FabricTlsSettings
 from duplane.scheduler.store.url import check_url
 
 
@@ -26,7 +27,8 @@ class SchedulerSettings:
     """Where leases are kept: `memory:` for one scheduler, or `etcd://HOST:PORT[,HOST:PORT]` for any
     number of schedulers. `?prefix=/duplane/` after the addresses sets the prefix of all keys."""
     store_ca: ExistingFile | None = None
-    """Certificates to verify etcd with (PEM). Without this file, connections are not encrypted."""
+    """Certificates to verify etcd with (PEM). Without this file, connections are not encrypted. All
+    files for etcd are read again when they change and on SIGHUP."""
     store_cert: ExistingFile | None = None
     """Certificate that this scheduler shows to etcd (PEM); needs --store-key and --store-ca."""
     store_key: ExistingFile | None = None
@@ -68,6 +70,7 @@ class SchedulerSettings:
     changes it back."""
     log_format: LogFormat = "text"
     """Format of log lines: text, or JSON with one object per line."""
+    fabric: FabricTlsSettings = field(default_factory=FabricTlsSettings)
 
     def __post_init__(self) -> None:
         check_bounds(self)

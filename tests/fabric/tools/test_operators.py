@@ -8,7 +8,7 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
@@ -205,9 +205,9 @@ async def test_drain_waits_on_while_a_scheduler_restarts(monkeypatch: pytest.Mon
     looks = queue.SimpleQueue[str]()  # what each look at the worker finds
     look = draining._look
 
-    async def noted_look(schedulers: Sequence[str], worker_id: str) -> Any:
+    async def noted_look(fabric: draining._Fabric, worker_id: str) -> Any:
         try:
-            found = await look(schedulers, worker_id)
+            found = await look(fabric, worker_id)
         except CommandError as error:
             looks.put(str(error))
             raise

@@ -17,8 +17,11 @@ import orjson
 from support.debian_programs import debian_program
 from support.fabric.hosts import NETWORK, Host, Network
 from support.fabric.servers import DUPLANE, Server
+from support.fabric.tls_fabric import FabricCertificates
 from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
+
+from duplane.fabric.tls.identity import Role
 
 ETCD_PORT, PEER_PORT, METRICS_PORT = 2379, 2380, 2381
 SCHEDULER_PORT, EDGE_PORT, WORKER_PORT = 8010, 8006, 8020
@@ -48,6 +51,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         names = folder / "names"
         names.touch()
+        self._certificates = FabricCertificates(folder / "certificates")
         self.network = Network(names)
         self._folder = folder
         self.client = self.network.add_host()
@@ -113,7 +117,8 @@ class Cluster:
     def _add(self, role: str, index: int, port: int, *flags: str) -> Server[Host]:
         host = self.network.add_host()
         name = f"{role}{index}"
-        command = (*DUPLANE, role, "--listen", f"{host.ip}:{port}", *flags)
+        tls = ("--fabric-tls", str(self._certificates.issue(Role(role), name)))
+        command = (*DUPLANE, role, "--listen", f"{host.ip}:{port}", *tls, *flags)
         return Server(name, host, port, command, self._folder / f"{name}.log")
 
     @classmethod

@@ -16,18 +16,20 @@ from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric import process
+from duplane.fabric.tls.settings import FabricTlsSettings
 from duplane.scheduler.settings import SchedulerSettings
 from duplane.tools import servers
 from duplane.worker.settings import ScriptSettings, SessionLimits, WorkerSettings
 from pages.settings import VERBS, Setting, settings_of, settings_page
 
 CLASSES: dict[str, tuple[type, ...]] = {
-    "edge": (EdgeSettings, CredentialSettings, Limits, RecordingSettings),
-    "scheduler": (SchedulerSettings,),
-    "worker": (WorkerSettings, ScriptSettings, SessionLimits),
+    "edge": (EdgeSettings, CredentialSettings, FabricTlsSettings, Limits, RecordingSettings),
+    "scheduler": (SchedulerSettings, FabricTlsSettings),
+    "worker": (WorkerSettings, FabricTlsSettings, ScriptSettings, SessionLimits),
 }
 GROUPS = {
     "credentials",
+    "fabric",
     "limits",
     "recording",
     "script",
@@ -277,7 +279,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     assert {name: getattr(settings, name) for name in expected} == expected
     fields = {field.name for field in dataclasses.fields(EdgeSettings)}
     others = {
-        *("admin_token_file", "credentials", "limits", "listen", "needs", "recording"),
+        *("admin_token_file", "credentials", "fabric", "limits", "listen", "needs", "recording"),
         "schedulers",
     }
     assert fields == expected.keys() | others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duplane.tools import grpc_environment, servers
 from duplane.tools.bench import verbs as bench_verbs
+from duplane.tools.certs import verbs as certs_verbs
 from duplane.tools.checkpoint import verbs as checkpoint_verbs
 from duplane.tools.command import app, main, run
 from duplane.tools.keys import verbs as key_verbs
@@ -16,7 +17,7 @@ __all__ = ["app", "grpc_environment", "main", "run"]
 
 VERBS = (
     *(up_verb, servers, talk_verbs, operator_verbs, key_verbs, trace_verb),
-    *(checkpoint_verbs, bench_verbs),
+    *(certs_verbs, checkpoint_verbs, bench_verbs),
 )
 """Modules that register verbs when they are imported."""
 

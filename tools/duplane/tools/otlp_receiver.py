@@ -9,6 +9,7 @@ import grpc.aio
 
 from duplane.fabric.addresses import Address
 from duplane.fabric.process import StartError
+from duplane.fabric.tls.credentials import FabricCredentials
 
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _MAX_CALLS = 32  # concurrent calls; exporters repeat calls that are refused
@@ -16,12 +17,14 @@ _MAX_CALLS = 32  # concurrent calls; exporters repeat calls that are refused
 
 @contextlib.asynccontextmanager
 async def receiving_otlp(
-    listen: Address, on_export: Callable[[bytes], None]
+    listen: Address,
+    on_export: Callable[[bytes], None],
+    credentials: FabricCredentials | None = None,
 ) -> AsyncGenerator[Address]:
     """Receive spans during the body of the `with`; yield the address. Raises StartError.
 
     `on_export` gets each export as the bytes of its request. An export for which it raises an
-    exception is refused.
+    exception is refused. With `credentials`, exporters need a certificate of the fabric.
     """
 
     async def export(request: bytes, _: object) -> bytes:
@@ -34,7 +37,10 @@ async def receiving_otlp(
         [grpc.method_handlers_generic_handler(_SERVICE, {"Export": handler})]
     )
     try:
-        port = server.add_insecure_port(str(listen))
+        if credentials:
+            port = server.add_secure_port(str(listen), credentials.server_credentials())
+        else:
+            port = server.add_insecure_port(str(listen))
     except RuntimeError:
         raise StartError(f"cannot listen on {listen}") from None
     await server.start()

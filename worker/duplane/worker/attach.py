@@ -24,6 +24,9 @@ from duplane.fabric.channel import open_channel
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.repeated_log import RepeatedLog
+from duplane.fabric.tls.credentials import FabricCredentials
+from duplane.fabric.tls.failures import TlsFailures
+from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import registry_pb2, registry_pb2_grpc, session_pb2
 from duplane.worker.admission import Admission
 from duplane.worker.scheduler_health import first_serving
@@ -59,9 +62,19 @@ class AttachedWorker:
 class AttachLoop:
     """Attaches the worker to one scheduler after another, until it leaves."""
 
-    def __init__(self, schedulers: Sequence[str], worker: AttachedWorker) -> None:
-        """Attach `worker` to one of `schedulers`. A DNS name stands for all its addresses."""
+    def __init__(
+        self,
+        schedulers: Sequence[str],
+        worker: AttachedWorker,
+        credentials: FabricCredentials | None = None,
+    ) -> None:
+        """Attach `worker` to one of `schedulers`. A DNS name stands for all its addresses.
+
+        With `credentials`, with mutual TLS.
+        """
         self._schedulers = schedulers
+        self._credentials = credentials
+        self._tls_failures = TlsFailures() if credentials else None
         self._scheduler = ""  # address of the scheduler in use
         self._worker = worker
         self._changed = asyncio.Event()
@@ -100,12 +113,15 @@ class AttachLoop:
         while not self._is_leaving:
             addresses = await resolve(self._schedulers)
             self._scheduler = addresses[index % len(addresses)]
-            async with open_channel(self._scheduler) as channel:
+            async with open_channel(self._scheduler, Role.SCHEDULER, self._credentials) as channel:
                 await _connect(channel, _CONNECT_S)
                 was_registered, failure = await self._attempt(channel)
             if self._is_leaving:
                 break
             failure_count = 0 if was_registered else failure_count + 1
+            if self._tls_failures:
+                peer = f"{Role.SCHEDULER} {self._scheduler}"
+                self._tls_failures.note(peer, failure, is_new=not was_registered)
             self._absence.report(f"not attached at {self._scheduler}: {failure}")
             index += 1
             round_count, tried_count = divmod(failure_count, len(addresses))
@@ -114,9 +130,12 @@ class AttachLoop:
             is_round_over = round_count > 0 and tried_count == 0 and not is_refused
             pause_s = min(backoff_s, _MAX_PAUSE_S) if is_round_over else _PAUSE_S
             await asyncio.sleep((backoff_s if is_refused else pause_s) * random.uniform(0.5, 1.0))
-            if is_round_over and (one := await first_serving(addresses, _SERVICE, backoff_s)):
+            if is_round_over and (one := await self._first_serving(addresses, backoff_s)):
                 index = addresses.index(one)
         self._has_left.set()
+
+    async def _first_serving(self, addresses: Sequence[str], timeout_s: float) -> str | None:
+        return await first_serving(addresses, _SERVICE, timeout_s, self._credentials)
 
     async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, FabricError]:
         """Attach once. Return whether the worker was registered, and why the stream ended."""

@@ -14,6 +14,8 @@ from duplane.fabric.durations import to_duration
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
+from duplane.fabric.tls.credentials import FabricCredentials, open_credentials
+from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import (
     lease_pb2,
     model_pb2,
@@ -21,6 +23,7 @@ from duplane.fabric.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
+from duplane.fabric.watched_files import reload_on_hangup, watching
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.attach import AttachedWorker, AttachLoop
 from duplane.worker.engine.device_thread import DeviceThread
@@ -111,7 +114,9 @@ class Worker:
         self._address = ""
         self._idle = asyncio.Event()
         self._attach_loop: AttachLoop | None = None
-        self._server = FabricServer(_SERVICE)
+        self._credentials = open_credentials(settings.fabric, Role.WORKER)
+        _check_worker_id(settings.worker_id, self._credentials)
+        self._server = FabricServer(_SERVICE, credentials=self._credentials)
         self._admission = Admission(
             settings.worker_id,
             engine.constants.slot_count,
@@ -130,8 +135,10 @@ class Worker:
     async def serve(self, shutdown: process.Shutdown) -> None:
         """Serve until the drain has ended. Raises an ExceptionGroup if the device thread fails."""
         settings, registry = self._settings, self._metrics.registry
+        files = self._credentials.watched_files if self._credentials else ()
         async with (
             published(registry, settings.metrics_listen),
+            watching(files),
             asyncio.TaskGroup() as cleanups,
         ):
             sessions = SessionServicer(
@@ -142,6 +149,7 @@ class Worker:
             self._address = settings.advertise or bound
             grace_s = 0.0
             try:
+                reload_on_hangup(files)
                 process.announce("worker", bound)
                 await self._run(sessions, shutdown)
                 grace_s = _STOP_GRACE_S
@@ -163,7 +171,7 @@ class Worker:
             sessions.undrain,
             shutdown.drain,
         )
-        self._attach_loop = AttachLoop(self._settings.schedulers, worker)
+        self._attach_loop = AttachLoop(self._settings.schedulers, worker, self._credentials)
         async with asyncio.TaskGroup() as tasks:
             background = (
                 tasks.create_task(self._attach_loop.run()),
@@ -254,6 +262,16 @@ class Worker:
             kinds=self._admission.kinds,
             slots=slot_reports(self._admission),
             is_draining=self._admission.is_draining,
+        )
+
+
+def _check_worker_id(worker_id: str, credentials: FabricCredentials | None) -> None:
+    """Raise StartError if schedulers would refuse the worker's id with its certificate."""
+    if credentials and not credentials.identity.may_register_as(worker_id):
+        name = credentials.identity.name
+        raise process.StartError(
+            f"worker_id is {worker_id!r}, must be {name!r}, the name in the certificate, or begin"
+            f" with '{name}-'"
         )
 
 

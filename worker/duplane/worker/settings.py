@@ -24,6 +24,7 @@ from duplane.fabric.settings import (
     check_bounds,
     parse_labels,
 )
+from duplane.fabric.tls.settings import FabricTlsSettings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DtypeOrAuto = Literal["auto", Dtype]
@@ -205,6 +206,7 @@ class WorkerSettings:
     changes it back."""
     log_format: LogFormat = "text"
     """Format of log lines: text, or JSON with one object per line."""
+    fabric: FabricTlsSettings = field(default_factory=FabricTlsSettings)
     script: ScriptSettings = field(default_factory=ScriptSettings)
     limits: SessionLimits = field(default_factory=SessionLimits)
 

@@ -14,9 +14,11 @@ from duplane.edge.http.messages import json_answer, read_body
 from duplane.edge.http.status import queue_status, ticket_status
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.tls.access import for_operator
 from duplane.fabric.v1 import admin_pb2
 
 _MAX_BODY_BYTES = 64 * 1024
+_OPERATOR = "operator of an edge"  # whom schedulers log; the edge knows no names of operators
 
 
 class QueueRoutes:
@@ -55,7 +57,9 @@ class QueueRoutes:
         query = admin_pb2.CancelTicketRequest(ticket_id=request.match_info["ticket"])
         try:
             await self._fabric.administer(
-                lambda admin: admin.CancelTicket(query, timeout=DEADLINE_S)
+                lambda admin: admin.CancelTicket(
+                    query, timeout=DEADLINE_S, metadata=for_operator(_OPERATOR)
+                )
             )
         except FabricError as failure:
             if failure.reason not in (Reason.UNKNOWN_TICKET, Reason.INVALID_FIELD):
@@ -77,6 +81,8 @@ class QueueRoutes:
         except ValueError as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from None
         response = await self._fabric.administer(
-            lambda admin: admin.UpdateEstimates(query, timeout=DEADLINE_S)
+            lambda admin: admin.UpdateEstimates(
+                query, timeout=DEADLINE_S, metadata=for_operator(_OPERATOR)
+            )
         )
         return json_answer(eta_status(response.estimates))

@@ -123,6 +123,17 @@ class EtcdClient:
         self._opened.append(endpoints)
         return endpoints
 
+    def use(self, credentials: Credentials) -> None:
+        """Use other credentials for new calls. Running calls continue."""
+        if (credentials.user, credentials.password) != (
+            self._credentials.user,
+            self._credentials.password,
+        ):
+            self._token = ""
+        self._credentials = credentials
+        for endpoints in self._opened:
+            endpoints.renew(credentials.tls)
+
     async def close_endpoints(self, endpoints: Endpoints) -> None:
         """Close channels that `open_endpoints` opened."""
         self._opened.remove(endpoints)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Endpoints:
     ) -> None:
         self._clock = clock
         self._all = [Endpoint(address, _open(address, credentials)) for address in addresses]
+        self._former: list[grpc.aio.Channel] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._preferred = self._all[0]
 
     def __len__(self) -> int:
@@ -86,10 +89,26 @@ class Endpoints:
         endpoint.failure_count += 1
         endpoint.retry_at = self._clock() + pause_s
 
+    def renew(self, credentials: grpc.ChannelCredentials | None) -> None:
+        """Open new channels, with other credentials, for new calls.
+
+        Running calls continue on the former channels, which close at the next renewal: a watch
+        that has lasted so long continues at another member, and misses nothing.
+        """
+        for channel in self._former:
+            closing = asyncio.create_task(channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self._former = [endpoint.channel for endpoint in self._all]
+        for endpoint in self._all:
+            endpoint.channel = _open(endpoint.address, credentials)
+            endpoint.failure_count, endpoint.retry_at = 0, 0.0
+
     async def close(self) -> None:
         """Close every channel."""
-        for endpoint in self._all:
-            await endpoint.channel.close()
+        for channel in (*self._former, *(endpoint.channel for endpoint in self._all)):
+            await channel.close()
+        await asyncio.gather(*self._closing)
 
 
 def _open(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:

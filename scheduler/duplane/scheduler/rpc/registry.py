@@ -12,6 +12,7 @@ from typing import Any
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.tls.peers import peer_identity
 from duplane.fabric.v1 import lease_pb2, registry_pb2, registry_pb2_grpc
 from duplane.scheduler.messages import revoke
 from duplane.scheduler.policy.slot_reports import Verdict, judge
@@ -68,6 +69,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> None:
         try:
             register = await self._read_register(request_iterator)
+            _check_name(register.worker_id, context)
             check_reachable(register.address, context.peer())
             worker = await self._register(register)
             stream = WorkerStream(worker)
@@ -308,6 +310,18 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _revoke(self, grant: Grant) -> None:
         if stream := self._streams.get(grant.claims.worker_id):
             stream.send(registry_pb2.AttachResponse(revoke=revoke(grant)))
+
+
+def _check_name(worker_id: str, context: Context) -> None:
+    """Check that the certificate of a worker allows its id. Raises FabricError."""
+    caller = peer_identity(context)
+    if caller and not caller.may_register_as(worker_id):
+        raise FabricError(
+            Reason.NOT_ALLOWED,
+            f"the certificate is for {caller.name!r}, so worker_id must be this name or begin with"
+            " it and a dash",
+            field="register.worker_id",
+        )
 
 
 def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:

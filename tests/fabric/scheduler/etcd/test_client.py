@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import time
 from pathlib import Path
@@ -17,6 +19,9 @@ from support.time_limits import WITHIN_S
 from duplane.scheduler.etcd.client import CALL_TIMEOUT_S, EtcdClient, EtcdError, NoAnswerError
 from duplane.scheduler.etcd.credentials import Credentials
 from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.etcd.watch import PrefixWatch
+from duplane.scheduler.key_files import StoreCredentials
+from duplane.scheduler.settings import SchedulerSettings
 
 
 async def call(client: EtcdClient, path: str, request: Any) -> None:
@@ -131,3 +136,48 @@ async def test_client_certificate_is_used(tmp_path: Path) -> None:
             await stranger.put(b"key", b"")
         await client.close()
         await stranger.close()
+
+
+async def test_new_credentials_are_used_for_new_calls_and_running_ones_continue(
+    tmp_path: Path,
+) -> None:
+    certificate, key = write_certificate(tmp_path, "127.0.0.1")
+    flags = ("--cert-file", str(certificate), "--key-file", str(key))
+    flags += ("--trusted-ca-file", str(certificate), "--client-cert-auth")
+    async with EtcdCluster.running(tmp_path, flags=flags) as cluster:
+        own = tmp_path / "own"
+        own.mkdir()
+        own_certificate, own_key = write_certificate(own, "unknown")
+        settings = SchedulerSettings(
+            store=f"etcd://{cluster.addresses[0]}",
+            store_ca=certificate,
+            store_cert=own_certificate,
+            store_key=own_key,
+        )
+        credentials = StoreCredentials(settings)
+        client = EtcdClient(cluster.addresses, credentials.current)
+        credentials.on_change = client.use
+        with pytest.raises(NoAnswerError):
+            await client.put(b"key", b"")
+        assert not credentials.reload_if_changed()
+        own_certificate.write_bytes(certificate.read_bytes())
+        assert not credentials.reload_if_changed()  # its key is not there yet
+        own_key.write_bytes(key.read_bytes())
+        assert credentials.reload_if_changed()
+        await client.put(b"key", b"1")
+        watch = PrefixWatch(
+            client, b"key", 1, (await client.read(b"key")).header.cluster_id, ignore
+        )
+        async with contextlib.aclosing(watch.batches()) as batches:
+            assert await asyncio.wait_for(anext(batches), WITHIN_S)
+            own_certificate.touch()
+            assert credentials.reload_if_changed()
+            await client.put(b"key", b"2")
+            (event,) = await asyncio.wait_for(anext(batches), WITHIN_S)
+            assert event.kv.value == b"2"
+        await watch.close()
+        await client.close()
+
+
+def ignore(_: float) -> None:
+    return

@@ -87,6 +87,9 @@ class FabricBench:
     only."""
     telemetry: Annotated[bool, Parameter(negative=())] = False
     """The command's own fabric exports spans to a receiver that discards them."""
+    tls: Annotated[bool, Parameter(negative=())] = False
+    """The processes of the command's own fabric use mutual TLS, as with --fabric-tls. The clients
+    of the edge do not."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
     """Search the largest number of sessions whose row holds. The search begins with the first of
     --sessions and doubles the number until a row does not hold; then it halves the interval. A
@@ -114,8 +117,10 @@ class FabricBench:
                 raise ValueError(f"dialect is {dialect!r}, which url {self.url!r} does not serve")
         if self.processes and not self.url:
             raise ValueError("process: needs url; without it all processes are measured")
-        if self.url and (self.edge_cpu is not None or self.telemetry):
-            raise ValueError("edge_cpu and telemetry cannot be used with url")
+        if self.url and (self.edge_cpu is not None or self.telemetry or self.tls):
+            raise ValueError("edge_cpu, telemetry and tls cannot be used with url")
+        if self.tls and "grpc" in self.dialects:
+            raise ValueError("tls cannot be used with the dialect grpc")
         self._check_stops()
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")
@@ -242,6 +247,8 @@ class LeaseBench:
     """Number of workers. They run no model."""
     slots: PositiveInt = 4
     """Slots of each worker."""
+    tls: Annotated[bool, Parameter(negative=())] = False
+    """All connections use mutual TLS, as with --fabric-tls."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc, registry_pb2
 from duplane.tools.command import CommandError
 from duplane.tools.operators.snapshots import TIMEOUT_S, merge, read_fabric
@@ -24,6 +25,13 @@ _UNDRAIN_TIMEOUT_S = 5.0  # in which a worker that takes its drain back reports 
 _HELD = (registry_pb2.SLOT_STATE_OCCUPIED, registry_pb2.SLOT_STATE_CLEANING)
 
 
+class _Fabric(NamedTuple):
+    """The schedulers of a fabric, and the credentials to call them with."""
+
+    schedulers: Sequence[str]
+    credentials: FabricCredentials | None
+
+
 async def drain(
     schedulers: Sequence[str],
     worker_id: str,
@@ -31,13 +39,15 @@ async def drain(
     is_stop: bool,
     is_waiting: bool,
     show: Callable[[str], object],
+    credentials: FabricCredentials | None = None,
 ) -> None:
     """Ask a worker to accept no more sessions, say what comes next, and wait if asked to.
 
     Raises CommandError.
     """
     request = admin_pb2.DrainWorkerRequest(worker_id=worker_id, is_stop=is_stop)
-    await _administer(schedulers, lambda stub: stub.DrainWorker(request, timeout=TIMEOUT_S))
+    fabric = _Fabric(schedulers, credentials)
+    await _administer(fabric, lambda stub: stub.DrainWorker(request, timeout=TIMEOUT_S))
     show(f"worker {worker_id} accepts no more sessions\n")
     show(
         "its duplex sessions move to other workers with the same model as soon as these have free"
@@ -51,17 +61,22 @@ async def drain(
             " --stop also ends its process, with --undo takes the drain back\n"
         )
     if is_waiting:
-        await _until_drained(schedulers, worker_id, is_stop, show)
+        await _until_drained(fabric, worker_id, is_stop, show)
 
 
 async def undrain(
-    schedulers: Sequence[str], worker_id: str, *, show: Callable[[str], object]
+    schedulers: Sequence[str],
+    worker_id: str,
+    *,
+    show: Callable[[str], object],
+    credentials: FabricCredentials | None = None,
 ) -> None:
     """Take a drain back. Raises CommandError, also if the worker still drains."""
     request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
-    await _administer(schedulers, lambda stub: stub.UndrainWorker(request, timeout=TIMEOUT_S))
+    fabric = _Fabric(schedulers, credentials)
+    await _administer(fabric, lambda stub: stub.UndrainWorker(request, timeout=TIMEOUT_S))
     deadline = time.monotonic() + _UNDRAIN_TIMEOUT_S
-    while (await _worker(schedulers, worker_id))[0].is_draining:
+    while (await _worker(fabric, worker_id))[0].is_draining:
         if time.monotonic() > deadline:
             raise CommandError(
                 f"worker {worker_id} still drains: its process ends, its device is stuck, or it is"
@@ -72,10 +87,10 @@ async def undrain(
 
 
 async def _administer(
-    schedulers: Sequence[str],
+    fabric: _Fabric,
     call: Callable[[admin_pb2_grpc.AdminServiceAsyncStub], Awaitable[_Answer]],
 ) -> _Answer:
-    async with FabricClient(schedulers) as client:
+    async with FabricClient(fabric.schedulers, fabric.credentials) as client:
         try:
             return await client.administer(call)
         except FabricError as error:
@@ -88,13 +103,13 @@ def _message(error: FabricError) -> str:
 
 
 async def _until_drained(
-    schedulers: Sequence[str], worker_id: str, is_stop: bool, show: Callable[[str], object]
+    fabric: _Fabric, worker_id: str, is_stop: bool, show: Callable[[str], object]
 ) -> None:
     """Wait until a draining worker has no session or, with `is_stop`, until its process ends."""
     shown = None
     while True:
         try:
-            status, session_count = await _worker(schedulers, worker_id)
+            status, session_count = await _worker(fabric, worker_id)
         except _EndedError:
             show(f"worker {worker_id} has ended\n")
             return
@@ -121,7 +136,7 @@ class _EndedError(_DetachedError):
     """The worker is not listed."""
 
 
-async def _worker(schedulers: Sequence[str], worker_id: str) -> tuple[admin_pb2.WorkerStatus, int]:
+async def _worker(fabric: _Fabric, worker_id: str) -> tuple[admin_pb2.WorkerStatus, int]:
     """Return an attached worker as `_look` does, also if a scheduler restarts meanwhile.
 
     Raises CommandError.
@@ -130,7 +145,7 @@ async def _worker(schedulers: Sequence[str], worker_id: str) -> tuple[admin_pb2.
     since = 0.0
     while True:
         try:
-            return await _look(schedulers, worker_id)
+            return await _look(fabric, worker_id)
         except CommandError as error:
             now = time.monotonic()
             if failure is not type(error):
@@ -141,9 +156,9 @@ async def _worker(schedulers: Sequence[str], worker_id: str) -> tuple[admin_pb2.
         await asyncio.sleep(_INTERVAL_S)
 
 
-async def _look(schedulers: Sequence[str], worker_id: str) -> tuple[admin_pb2.WorkerStatus, int]:
+async def _look(fabric: _Fabric, worker_id: str) -> tuple[admin_pb2.WorkerStatus, int]:
     """Return a worker, and the number of its slots that are granted, held or being cleaned."""
-    state = merge(await read_fabric(schedulers))
+    state = merge(await read_fabric(fabric.schedulers, fabric.credentials))
     status = next((one for one in state.workers if one.worker.worker_id == worker_id), None)
     if status is None:
         raise _EndedError(f"worker {worker_id} has ended")

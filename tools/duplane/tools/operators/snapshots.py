@@ -10,6 +10,9 @@ import grpc.aio
 
 from duplane.fabric.channel import open_channel
 from duplane.fabric.errors import from_rpc
+from duplane.fabric.tls.credentials import FabricCredentials
+from duplane.fabric.tls.failures import tls_failure
+from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
 from duplane.tools.command import CommandError
 
@@ -25,19 +28,21 @@ class SchedulerView:
     failure: str = ""
 
 
-async def read_fabric(schedulers: Sequence[str]) -> Sequence[SchedulerView]:
+async def read_fabric(
+    schedulers: Sequence[str], credentials: FabricCredentials | None = None
+) -> Sequence[SchedulerView]:
     """Read the state at each scheduler. Raises CommandError if none answers."""
-    views = await asyncio.gather(*map(_read, schedulers))
+    views = await asyncio.gather(*(_read(address, credentials) for address in schedulers))
     if all(view.failure for view in views):
         reasons = "; ".join(f"{view.address}: {view.failure}" for view in views)
         raise CommandError(f"no scheduler answers: {reasons}")
     return views
 
 
-async def _read(address: str) -> SchedulerView:
+async def _read(address: str, credentials: FabricCredentials | None) -> SchedulerView:
     """Read the first messages of a watch: together they are the whole state."""
     whole = admin_pb2.Snapshot()
-    async with open_channel(address) as channel:
+    async with open_channel(address, Role.SCHEDULER, credentials) as channel:
         call = admin_pb2_grpc.AdminServiceStub(channel).Watch(
             admin_pb2.WatchRequest(), timeout=TIMEOUT_S
         )
@@ -49,6 +54,8 @@ async def _read(address: str) -> SchedulerView:
             failure = "the scheduler ended the call"
         except grpc.aio.AioRpcError as error:
             failure = from_rpc(error).message
+            if credentials and (why := tls_failure(failure, is_new=True)):
+                failure = f"TLS fails: {why}"
         finally:
             call.cancel()
     return SchedulerView(address, admin_pb2.Snapshot(), failure)

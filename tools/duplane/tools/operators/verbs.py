@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 from cyclopts import Parameter
 
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.settings import Names, PositiveFloat, PositiveInt
+from duplane.fabric.tls.settings import FabricTlsSettings
 from duplane.tools.command import UsageError, app
+
+if TYPE_CHECKING:
+    from duplane.fabric.tls.credentials import FabricCredentials
 
 Schedulers = Annotated[Names, Parameter("--scheduler")]
 _DEFAULT_SCHEDULERS = ("127.0.0.1:8010",)
@@ -26,6 +30,7 @@ def status(
     watch: Annotated[bool, Parameter(negative=())] = False,
     interval_s: PositiveFloat = 1.0,
     rows: PositiveInt = 20,
+    fabric: FabricTlsSettings = FabricTlsSettings(),
 ) -> None:
     """Show schedulers, workers with their slots, leases and the queue.
 
@@ -56,7 +61,8 @@ def status(
     """
     _check(schedulers)
     try:
-        asyncio.run(_show(schedulers, as_json, interval_s if watch else None, rows))
+        shown = _show(schedulers, as_json, interval_s if watch else None, rows, fabric)
+        asyncio.run(shown)
     except KeyboardInterrupt:
         sys.stdout.write("\n")
 
@@ -70,6 +76,7 @@ def drain(
     wait: Annotated[bool, Parameter(negative=())] = False,
     stop: Annotated[bool, Parameter(negative=())] = False,
     undo: Annotated[bool, Parameter(negative=())] = False,
+    fabric: FabricTlsSettings = FabricTlsSettings(),
 ) -> int:
     """Ask a worker to accept no more sessions.
 
@@ -100,10 +107,18 @@ def drain(
     _check(schedulers)
     if undo and (wait or stop):
         raise UsageError("--undo goes with neither --wait nor --stop")
+    credentials = _credentials(fabric)
     if undo:
-        work = draining.undrain(schedulers, worker_id, show=_show_line)
+        work = draining.undrain(schedulers, worker_id, show=_show_line, credentials=credentials)
     else:
-        work = draining.drain(schedulers, worker_id, is_stop=stop, is_waiting=wait, show=_show_line)
+        work = draining.drain(
+            schedulers,
+            worker_id,
+            is_stop=stop,
+            is_waiting=wait,
+            show=_show_line,
+            credentials=credentials,
+        )
     try:
         asyncio.run(work)
     except KeyboardInterrupt:
@@ -127,12 +142,31 @@ def _check(schedulers: Names) -> None:
         raise UsageError(str(error)) from None
 
 
-async def _show(schedulers: Names, as_json: bool, interval_s: float | None, rows: int) -> None:
+def _credentials(fabric: FabricTlsSettings) -> FabricCredentials | None:
+    """Return the operator's credentials; None without TLS. Raises UsageError."""
+    from duplane.fabric.process import StartError
+    from duplane.fabric.tls.credentials import open_credentials
+    from duplane.fabric.tls.identity import Role
+
+    try:
+        return open_credentials(fabric, Role.OPERATOR)
+    except StartError as error:
+        raise UsageError(str(error)) from None
+
+
+async def _show(
+    schedulers: Names,
+    as_json: bool,
+    interval_s: float | None,
+    rows: int,
+    fabric: FabricTlsSettings,
+) -> None:
     from duplane.tools.operators.snapshots import read_fabric
     from duplane.tools.operators.tables import fabric_json, fabric_tables
 
+    credentials = _credentials(fabric)
     while True:
-        views = await read_fabric(schedulers)
+        views = await read_fabric(schedulers, credentials)
         if as_json:
             sys.stdout.write(orjson.dumps(fabric_json(views)).decode() + "\n")
         else:

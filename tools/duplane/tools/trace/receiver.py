@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.process import StartError
+from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.tools.otlp_receiver import receiving_otlp
 from duplane.tools.trace.spans_json import to_line
 from duplane.tools.trace.units import Collected
@@ -62,7 +63,10 @@ def _append(out: BinaryIO, line: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def receiving(
-    listen: str, collected: Collected, out: Path | None = None
+    listen: str,
+    collected: Collected,
+    out: Path | None = None,
+    credentials: FabricCredentials | None = None,
 ) -> AsyncGenerator[Address]:
     """Collect spans during the body of the `with`; yield the address. Raises StartError."""
     address = parse_address(listen, "listen", min_port=0)
@@ -72,5 +76,5 @@ async def receiving(
         except OSError as error:
             raise StartError(f"cannot write {out}: {error.strerror}") from None
         receiver = _Receiver(collected, file)
-        async with receiving_otlp(address, receiver.store) as bound:
+        async with receiving_otlp(address, receiver.store, credentials) as bound:
             yield bound

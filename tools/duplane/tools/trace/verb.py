@@ -16,6 +16,7 @@ from duplane.fabric import process
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import PositiveFloat, PositiveInt
+from duplane.fabric.tls.settings import FabricTlsSettings
 from duplane.tools.command import UsageError, app
 
 _CLEAR = "\x1b[H\x1b[2J"  # clears the terminal before each new report
@@ -23,7 +24,7 @@ DEFAULT_LISTEN = "127.0.0.1:4317"
 
 
 @app.command
-def trace(
+def trace(  # noqa: PLR0913 - each parameter is a flag
     file: ExistingFile | None = None,
     /,
     *,
@@ -34,6 +35,7 @@ def trace(
     slowest: PositiveInt = 10,
     keep: PositiveInt = 10_000,
     interval_s: PositiveFloat = 1.0,
+    fabric: FabricTlsSettings = FabricTlsSettings(),
 ) -> int:
     """Show where the time of each unit goes, from the socket to the device and back.
 
@@ -41,6 +43,10 @@ def trace(
     until Ctrl-C; or reads a file that `--out` wrote. Shows the time of each stage, the slowest
     units with the stage that made them late, and the stages of the slowest unit. A terminal shows
     the report again at an interval; otherwise it is shown once, at the end.
+
+    With --fabric-tls, processes send spans over TLS with their own certificates: to
+    `https://operator.duplane.internal:PORT`, with OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE,
+    _CLIENT_CERTIFICATE and _CLIENT_KEY as the files of their --fabric-tls.
 
     Parameters
     ----------
@@ -61,6 +67,8 @@ def trace(
     interval_s
         Seconds between two reports in a terminal.
     """
+    from duplane.fabric.tls.credentials import open_credentials
+    from duplane.fabric.tls.identity import Role, server_name
     from duplane.tools.trace.receiver import receiving
     from duplane.tools.trace.spans_json import read_lines
     from duplane.tools.trace.units import Collected
@@ -84,10 +92,11 @@ def trace(
         sys.stdout.flush()
 
     async def receive(shutdown: process.Shutdown) -> None:
-        async with receiving(listen, collected, out) as address:
-            sys.stdout.write(
-                f"receiving spans: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://{address}\n"
-            )
+        credentials = open_credentials(fabric, Role.OPERATOR)
+        async with receiving(listen, collected, out, credentials) as address:
+            url = f"https://{server_name(Role.OPERATOR)}:{address.port}"
+            url = url if credentials else f"http://{address}"
+            sys.stdout.write(f"receiving spans: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT={url}\n")
             sys.stdout.flush()
             shown_count = 0
             while not shutdown.is_draining:

@@ -210,9 +210,10 @@ def _check_port(address: Address) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
+async def running(settings: UpSettings, certificates: Path | None = None) -> AsyncGenerator[Fabric]:
     """Run scheduler, workers and edge for the body of the `with`.
 
+    With `certificates`, a directory as `duplane certs dev` makes it, they use mutual TLS.
     Raises StartError, UsageError, and RoleError in a group.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -245,7 +246,8 @@ async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
         def start(
             name: str, *flags: str, metrics: Address | None, address: str = "127.0.0.1:0"
         ) -> Role:
-            flags = (*flags, *_flags({"--metrics-listen": metrics}))
+            tls = certificates / name if certificates else None
+            flags = (*flags, *_flags({"--metrics-listen": metrics, "--fabric-tls": tls}))
             role = Role(name, (name, *flags, *log), address)
             stack.push_async_callback(role.stop)
             tasks.create_task(role.keep_running(), name=name)

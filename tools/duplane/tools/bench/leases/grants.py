@@ -21,13 +21,16 @@ from pathlib import Path
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
+from duplane.fabric.tls.identity import Role as FabricRole
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.etcd.url import EtcdUrl
+from duplane.tools.bench.certificates import NAME, credentials_of, make_certificates
 from duplane.tools.bench.options import LeaseBench
 from duplane.tools.bench.report import percentile, show
 from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
 from duplane.tools.up.supervisor import Role
+from duplane.tools.up.temporary import temporary_directory
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.attach import AttachedWorker, AttachLoop
 
@@ -80,10 +83,16 @@ class _Worker:
     """A worker without a model."""
 
     def __init__(
-        self, number: int, slot_count: int, schedulers: Sequence[str], counts: _Counts
+        self,
+        number: int,
+        slot_count: int,
+        schedulers: Sequence[str],
+        counts: _Counts,
+        certificates: Path | None,
     ) -> None:
+        credentials = credentials_of(certificates, FabricRole.WORKER)
         self._register = registry_pb2.Register(
-            worker_id=f"bench-{number}",
+            worker_id=f"{NAME}-{number}",
             incarnation=uuid.uuid4().hex,
             address="127.0.0.1:1",
             kinds=[_KIND],
@@ -100,7 +109,7 @@ class _Worker:
             undrain=_ignore,
             stop=_ignore,
         )
-        self._loop = AttachLoop(schedulers, attached)
+        self._loop = AttachLoop(schedulers, attached, credentials)
         self._admission.on_change = self._loop.report_soon
         self.run = self._loop.run
 
@@ -151,16 +160,25 @@ class _Bench:
 
     async def run(self) -> _Counts:
         async with contextlib.AsyncExitStack() as stack:
+            certificates = None
+            if self._options.tls:
+                certificates = stack.enter_context(temporary_directory("duplane-certificates-"))
+                make_certificates(certificates)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            schedulers = [await self._start(stack, tasks) for _ in range(self._options.replicas)]
+            schedulers = [
+                await self._start(stack, tasks, certificates) for _ in range(self._options.replicas)
+            ]
             addresses = [role.address for role in schedulers]
             for number in range(self._options.workers):
                 own = _rotated(addresses, number)
-                worker = _Worker(number, self._options.slots, own, self._counts)
+                worker = _Worker(number, self._options.slots, own, self._counts, certificates)
                 self._workers[worker.worker_id] = worker
             background = [tasks.create_task(one.run()) for one in self._workers.values()]
+            credentials = credentials_of(certificates, FabricRole.EDGE)
             clients = [
-                await stack.enter_async_context(FabricClient(_rotated(addresses, number)))
+                await stack.enter_async_context(
+                    FabricClient(_rotated(addresses, number), credentials)
+                )
                 for number in range(_CLIENTS)
             ]
             for _ in range(_QUIET_COUNT):
@@ -182,10 +200,16 @@ class _Bench:
         """Return the CPU seconds of all schedulers together, and those of this process."""
         return sum(_cpu_s(role.process_id) for role in schedulers), time.process_time()
 
-    async def _start(self, stack: contextlib.AsyncExitStack, tasks: asyncio.TaskGroup) -> Role:
+    async def _start(
+        self,
+        stack: contextlib.AsyncExitStack,
+        tasks: asyncio.TaskGroup,
+        certificates: Path | None,
+    ) -> Role:
+        tls = ("--fabric-tls", str(certificates / FabricRole.SCHEDULER)) if certificates else ()
         role = Role(
             "scheduler",
-            ("scheduler", "--store", self._options.store, "--log-level", "ERROR"),
+            ("scheduler", "--store", self._options.store, "--log-level", "ERROR", *tls),
             "127.0.0.1:0",
             RestartDelay(max_delay_s=FIRST_DELAY_S),  # each kill stands for a single failure
         )

@@ -81,7 +81,9 @@ class _Run:
             start_s = generators.start() + self._warm_up_units * UNIT_S
             watching = asyncio.create_task(watch.run())
             every_s, number = self._options.stop_plan
-            stopper = Stopper(measured.workers, measured.scheduler, every_s, number)
+            stopper = Stopper(
+                measured.workers, measured.scheduler, every_s, number, measured.credentials
+            )
             stopping = asyncio.create_task(stopper.run(start_s, self._units * UNIT_S))
             self._shown_s = start_s
             try:

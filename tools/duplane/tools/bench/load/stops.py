@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from duplane.fabric.client import FabricClient
+from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.v1 import admin_pb2
 from duplane.tools.bench.load.row import Stop
 from duplane.tools.up.supervisor import Role
@@ -21,11 +22,17 @@ class Stopper:
     """
 
     def __init__(
-        self, workers: Sequence[Role], scheduler: str, every_s: float, number: signal.Signals
+        self,
+        workers: Sequence[Role],
+        scheduler: str,
+        every_s: float,
+        number: signal.Signals,
+        credentials: FabricCredentials | None = None,
     ) -> None:
         self.stops: list[Stop] = []
         self._workers = workers
         self._scheduler = scheduler
+        self._credentials = credentials
         self._every_s = every_s
         self._signal = number
 
@@ -40,7 +47,7 @@ class Stopper:
             return
         turns = itertools.cycle(self._workers)
         stopped: tuple[Role, int] | None = None  # the last worker that got the signal
-        async with FabricClient([self._scheduler]) as client:
+        async with FabricClient([self._scheduler], self._credentials) as client:
             for number in range(1, int(seconds / self._every_s)):
                 due_s = begin_s + number * self._every_s
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))

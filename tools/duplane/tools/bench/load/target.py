@@ -12,13 +12,16 @@ from urllib.parse import urlsplit
 
 from duplane.fabric.addresses import Address
 from duplane.fabric.client import FabricClient
+from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.v1 import admin_pb2, registry_pb2
+from duplane.tools.bench.certificates import make_certificates
 from duplane.tools.bench.load.watch import ProcessIds, assign, free_cores
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.otlp_receiver import receiving_otlp
 from duplane.tools.up.fabric import UpSettings, running
 from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
 from duplane.tools.up.supervisor import Role
+from duplane.tools.up.temporary import temporary_directory
 
 _SPARE_SLOTS = 4  # for sessions that begin while other slots are being cleaned
 _FREE_TIMEOUT_S = 15.0
@@ -60,6 +63,7 @@ class Target:
     is_own: bool
     receiver: Receiver | None = None
     workers: Sequence[Role] = ()  # of the command's own fabric
+    credentials: FabricCredentials | None = None  # of an operator, if the fabric has TLS
 
     def url(self, dialect: str) -> str:
         """Return the address to which a generator connects in a dialect."""
@@ -72,7 +76,7 @@ class Target:
         """
         if not self.is_own:
             return None
-        async with FabricClient([self.scheduler]) as client:
+        async with FabricClient([self.scheduler], self.credentials) as client:
             until_s = time.monotonic() + _FREE_TIMEOUT_S
             while True:
                 left = await _taken(client)
@@ -126,7 +130,11 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             checkpoint=options.checkpoint,
             log_level="ERROR" if is_stopping else "WARNING",  # each moved session is a warning
         )
-        fabric = await stack.enter_async_context(running(settings))
+        certificates, credentials = None, None
+        if options.tls:
+            certificates = stack.enter_context(temporary_directory("duplane-certificates-"))
+            credentials = make_certificates(certificates)
+        fabric = await stack.enter_async_context(running(settings, certificates))
         edge, *workers, scheduler = fabric.roles
         if is_stopping:
             for worker in workers:  # each stop stands for a single failure
@@ -144,6 +152,7 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             True,
             receiver,
             workers,
+            credentials,
         )
 
 
