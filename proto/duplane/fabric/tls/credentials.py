@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from duplane.fabric.process import StartError
+from duplane.fabric.secret_files import check_secret_file
 from duplane.fabric.tls.certificates import (
     CA_FILE,
     CHAIN_FILE,
@@ -39,6 +40,7 @@ class FabricCredentials(WatchedFiles):
         self.deny_list = deny_list
         self.version = 0
         paths = [directory / name for name in (CHAIN_FILE, KEY_FILE, CA_FILE)]
+        check_secret_file(directory / KEY_FILE, "fabric_tls")
         try:
             super().__init__(f"certificate in {directory}", paths)
         except ValueError as error:

@@ -88,6 +88,13 @@ def test_certificate_that_peers_would_refuse_is_not_used(
         open_credentials(FabricTlsSettings(fabric_tls=directory), Role.EDGE)
 
 
+def test_key_that_others_can_read_is_refused(certificates: FabricCertificates) -> None:
+    directory = certificates.issue(Role.EDGE)
+    (directory / KEY_FILE).chmod(0o644)
+    with pytest.raises(StartError, match=rf"^fabric_tls: .*{KEY_FILE}.*chmod"):
+        open_credentials(FabricTlsSettings(fabric_tls=directory), Role.EDGE)
+
+
 def test_unreadable_files_are_named(certificates: FabricCertificates) -> None:
     directory = certificates.issue(Role.EDGE)
     for name in (CHAIN_FILE, KEY_FILE, CA_FILE):
