@@ -45,8 +45,9 @@ def trace(  # noqa: PLR0913 - each parameter is a flag
     the report again at an interval; otherwise it is shown once, at the end.
 
     With --fabric-tls, processes send spans over TLS with their own certificates: to
-    `https://operator.duplane.internal:PORT`, with OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE,
-    _CLIENT_CERTIFICATE and _CLIENT_KEY as the files of their --fabric-tls.
+    `https://operator.duplane.internal:PORT`, a name that must lead to this machine, with
+    OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE, _CLIENT_CERTIFICATE and _CLIENT_KEY as the files of their
+    --fabric-tls.
 
     Parameters
     ----------
