@@ -18,7 +18,6 @@ from duplane.fabric.tls.access import for_operator
 from duplane.fabric.v1 import admin_pb2
 
 _MAX_BODY_BYTES = 64 * 1024
-_OPERATOR = "operator of an edge"  # whom schedulers log; the edge knows no names of operators
 
 
 class QueueRoutes:
@@ -58,7 +57,7 @@ class QueueRoutes:
         try:
             await self._fabric.administer(
                 lambda admin: admin.CancelTicket(
-                    query, timeout=DEADLINE_S, metadata=for_operator(_OPERATOR)
+                    query, timeout=DEADLINE_S, metadata=_for_sender(request)
                 )
             )
         except FabricError as failure:
@@ -82,7 +81,12 @@ class QueueRoutes:
             raise web.HTTPUnprocessableEntity(text=str(error)) from None
         response = await self._fabric.administer(
             lambda admin: admin.UpdateEstimates(
-                query, timeout=DEADLINE_S, metadata=for_operator(_OPERATOR)
+                query, timeout=DEADLINE_S, metadata=_for_sender(request)
             )
         )
         return json_answer(eta_status(response.estimates))
+
+
+def _for_sender(request: web.Request) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that names the operator who sent a request, for the scheduler's log."""
+    return for_operator(caller_of(request).credential or "without a name")
