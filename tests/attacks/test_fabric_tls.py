@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from support.fabric.tls_fabric import LIFE, NAME, FabricCertificates, TlsFabric, tls_fabric
 from support.scheduler.scheduler_harness import AUDIO, FakeWorker, register_message
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 
 from duplane.fabric import watched_files
 from duplane.fabric.channel import FabricServer, open_channel
@@ -219,6 +219,10 @@ async def test_worker_registers_only_under_its_own_name(
             await worker.vanish()
 
 
+async def is_denied(channel: grpc.aio.Channel, rpc: str) -> bool:
+    return await status_of(channel, rpc) is DENIED
+
+
 def entry(credentials: FabricCredentials, *, is_fingerprint: bool) -> str:
     if is_fingerprint:
         return fingerprint(read_files(credentials.directory).leaf).upper().replace("SHA", "sha")
@@ -244,6 +248,10 @@ async def test_denied_certificate_loses_its_running_calls_and_makes_no_more(
         with pytest.raises(FabricError) as ended:
             await asyncio.wait_for(stream.read(), WITHIN_S)
         assert ended.value.reason is Reason.NOT_ALLOWED
+        for server, address, rpcs in each_server(fabric):
+            async with open_channel(address, server, stolen) as channel:
+                for rpc in rpcs:
+                    await until(lambda rpc=rpc, to=channel: is_denied(to, rpc), WITHIN_S)
         with pytest.raises(FabricError) as refused:
             await thief.acquire(lease_pb2.AcquireLeaseRequest(request_id="again", kind=AUDIO))
         assert refused.value.reason is Reason.NOT_ALLOWED
