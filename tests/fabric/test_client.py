@@ -292,6 +292,35 @@ async def test_request_names_the_incarnations_that_it_avoids() -> None:
     assert named == 2 * [{"left": "left/1", "lost": "lost/1"}]
 
 
+class Unclaimable(ScriptedLeases):
+    """A scheduler that grants slots of a worker that cannot be reached."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[lease_pb2.AcquireLeaseRequest] = asyncio.Queue()
+
+    async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self, request: lease_pb2.AcquireLeaseRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        self.requests.put_nowait(request)
+        granted = lease_pb2.Granted(ticket_id="q_1", worker_address="127.0.0.1:1")
+        await context.write(lease_pb2.AcquireLeaseResponse(granted=granted))
+
+
+async def test_request_whose_slot_could_not_be_claimed_says_that_it_had_one() -> None:
+    async def open_session(client: FabricClient) -> None:
+        async with client.session(wanted("request")):
+            pass
+
+    leases = Unclaimable()
+    async with client_of(leases) as client:
+        opening = asyncio.create_task(open_session(client))
+        first, second = await leases.requests.get(), await leases.requests.get()
+        opening.cancel()
+        await asyncio.wait([opening])
+    assert (first.ticket_id, first.was_granted) == ("", False)
+    assert (second.ticket_id, second.was_granted) == ("q_1", True)
+
+
 class CountedHealth(health_pb2_grpc.HealthServicer):
     """A health service that counts the checks, and answers each with `status`."""
 

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _DAY_S = 86_400
 SAVE_INTERVAL_S = 5.0  # so much of the time of a tenant may be lost with the last scheduler
-_SAVED_STEP_S = 1.0  # a lower difference to the saved time is not worth a write
+SAVED_STEP_S = 1.0  # a lower difference to the saved time is not worth a write
 _MAX_SAVED_COUNT = 64  # tenants whose times are saved at one interval; the others wait for the next
 # Tenants whose time of this day is remembered. The time of the tenant whose last session ended
 # longest ago is forgotten first; the store still has it, but is read only at the start.
@@ -193,7 +193,7 @@ class Quotas:
         for tenant_id in list(itertools.islice(self._unsaved, _MAX_SAVED_COUNT)):
             time, saved = self._ended.get(tenant_id), self._saved.get(tenant_id)
             saved_s = saved.held_s if saved and saved.day == today else 0.0
-            if time and time.day == today and time.held_s >= saved_s + _SAVED_STEP_S:
+            if time and time.day == today and time.held_s >= saved_s + SAVED_STEP_S:
                 await self._store.save_time(time)
             self._unsaved.pop(tenant_id, None)
 

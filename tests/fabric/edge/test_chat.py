@@ -159,6 +159,7 @@ async def test_a_turn_whose_slot_is_lost_keeps_its_place_in_line() -> None:
         (await edge.fabric.turn()).fail(Reason.LEASE_STALE)
         second = await edge.fabric.acquisition()
         assert second.request.ticket_id == f"q_{first.request.request_id}"
+        assert (first.request.was_granted, second.request.was_granted) == (False, True)
         second.grant()
         turn = await edge.fabric.turn()
         turn.say(*edge.fabric.on_turn(turn.request))

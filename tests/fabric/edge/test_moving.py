@@ -88,6 +88,7 @@ async def test_new_request_names_the_old_ticket_and_the_worker_to_avoid(edge: Li
         (await edge.fabric.conversation()).fail(Reason.UNAVAILABLE)
         first, second = [await edge.fabric.acquisition() for _ in range(2)]
         assert second.request.ticket_id == f"q_{first.request.request_id}"
+        assert (first.request.was_granted, second.request.was_granted) == (False, True)
         assert second.request.request_id != first.request.request_id
         assert list(second.request.avoided_worker_ids) == ["w"]
         await exchange(client)

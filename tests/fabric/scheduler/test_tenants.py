@@ -10,10 +10,14 @@ import pytest
 from support.monitoring.metrics import read
 from support.scheduler.etcd_server import EtcdCluster
 from support.scheduler.scheduler_harness import Caller, SchedulerHarness
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler import quotas
+from duplane.scheduler.etcd.client import EtcdClient
+from duplane.scheduler.store.etcd import records_pb2
 
 AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 
@@ -43,7 +47,7 @@ async def test_two_edges_share_one_quota() -> None:
 
         held = [await edge.acquire(request(number)) for number, edge in enumerate(edges)]
         for granted in held:
-            await worker.claim(granted)
+            assert (await worker.claim(granted)).tenant_id == "a"
         for number, edge in enumerate(edges, 2):
             with pytest.raises(FabricError) as refused:
                 await edge.acquire(request(number))
@@ -77,6 +81,32 @@ async def test_two_schedulers_share_one_quota(etcd: EtcdCluster, prefix: str) ->
         outcomes = await asyncio.gather(*(outcome(caller) for caller in callers))
         assert outcomes.count(None) == 3
         assert outcomes.count(SESSIONS) == 9
+
+
+async def test_minutes_outlast_the_schedulers_of_a_shared_store(
+    etcd: EtcdCluster, client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "SAVE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(quotas, "SAVED_STEP_S", 0.0)
+    key = f"{prefix}time/a".encode()
+    async with SchedulerHarness.running(store=etcd.url(prefix)) as first:
+        worker = await first.worker()
+        await worker.claim(await (await first.caller(**of_tenant())).granted())
+        await worker.finish(0)
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                saved = (await client.read(key)).kvs
+                if saved:
+                    break
+                await asyncio.sleep(0.01)
+    record = records_pb2.TimeRecord.FromString(saved[0].value)
+    assert 0 < record.held_s < WITHIN_S
+    record.held_s = 120
+    await client.put(key, record.SerializeToString())
+    async with SchedulerHarness.running(store=etcd.url(prefix)) as second:
+        await (await second.caller(**of_tenant(daily_minutes=3))).stands(1)
+        refused = await (await second.caller(**of_tenant(daily_minutes=2))).refused()
+        assert refused_by(refused) == (Reason.TENANT_QUOTA, "tenant_limits.daily_minutes")
 
 
 async def outcome(caller: Caller) -> tuple[Reason, str] | None:

@@ -51,18 +51,19 @@ async def test_a_worker_says_who_it_is() -> None:
 
 async def test_every_change_of_a_slot_is_reported() -> None:
     async with running_worker() as rig:
-        granted = rig.grant(1, fencing_number=9)
+        granted = rig.grant(1, fencing_number=9, tenant_id="a")
         async with rig.opened(granted) as client:
             await rig.scheduler.until_slot(1, OCCUPIED)
             report = rig.scheduler.report.slots[1]
             assert (report.lease_id, report.fencing_number) == (granted.lease_id, 9)
             assert report.session_id.startswith("session-")
+            assert report.tenant_id == "a"
             await client.send(unit(0))
             await client.delta()
         await rig.all_free()
         report = rig.scheduler.report
         assert report.slots[1].fencing_number == 9
-        assert report.slots[1].lease_id == ""
+        assert (report.slots[1].lease_id, report.slots[1].tenant_id) == ("", "")
         assert report.unit_count == 1
         assert report.unit_time.nanos > 0
         assert report.memory_used_bytes > 0

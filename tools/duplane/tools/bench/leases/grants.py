@@ -245,7 +245,10 @@ class _Bench:
         position = _Position(self._counts)
         while True:
             request = lease_pb2.AcquireLeaseRequest(
-                request_id=uuid.uuid4().hex, kind=_KIND, ticket_id=position.ticket_id
+                request_id=uuid.uuid4().hex,
+                kind=_KIND,
+                ticket_id=position.ticket_id,
+                was_granted=bool(position.ticket_id),
             )
             granted = await client.acquire(request, position.update)
             granted_at = time.perf_counter()
