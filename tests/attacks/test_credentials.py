@@ -18,7 +18,7 @@ from support.edge.credential_rig import (
     make_token,
     refusal,
 )
-from support.edge.live_edge import begin, end, exchange, live_edge
+from support.edge.live_edge import HandSetClock, begin, end, exchange, live_edge
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 
@@ -278,6 +278,23 @@ async def expect_end(client: ClientConnection, reason: str) -> None:
         await client.wait_closed()
     assert (error["type"], error["error"]["message"]) == ("error", reason)
     assert (client.close_code, client.close_reason) == (1008, reason)
+
+
+async def test_session_ends_when_its_key_expires(store: KeyStore) -> None:
+    clock = HandSetClock()  # begins at 2024-04-27T06:40:00Z
+    key = store.new(rest="expires = 2024-04-27T06:41:00Z")
+    async with (
+        live_edge(credentials=keyed(store), clock=clock) as edge,
+        connected(edge, headers=bearer(key.text)) as client,
+    ):
+        await begin(client)
+        clock.advance(59)
+        await edge.edge.reload()
+        await exchange(client)
+        clock.advance(1)
+        await edge.edge.reload()
+        await expect_end(client, "the key has expired")
+        assert await refusal(edge, headers=bearer(key.text)) == 401
 
 
 async def test_waiting_session_ends_with_its_key(store: KeyStore) -> None:
