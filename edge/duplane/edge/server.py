@@ -47,6 +47,12 @@ _OTHER_FILES = 512  # open files that are not connections of clients
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
     """Run one edge until `shutdown` is requested, then drain it."""
+    credentials = settings.credentials
+    if settings.reuse_port and credentials.are_required and not credentials.token_key_file:
+        _log.warning(
+            "each edge at this port accepts only its own ephemeral tokens: give all of them the"
+            " same --token-key-file"
+        )
     if settings.admin_token:
         _log.warning(
             "--admin-token can be read by other users of this machine, and the next release removes"

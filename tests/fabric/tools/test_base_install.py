@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 
 pytestmark = pytest.mark.slow
-LACKING = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL", "av")
+LACKING = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL", "av", "jwt")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ _EXTRA_OF = {  # imported package -> the extra of duplane that installs it
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors"), "worker"),
     **dict.fromkeys(("jinja2", "PIL", "onnxruntime", "av"), "worker"),
     "psutil": "bench",
-    "jwt": "jwt",
 }
 VARIABLE_PREFIX = "DUPLANE_"  # of the environment variables of all settings
 CONFIG_VARIABLE = "DUPLANE_CONFIG"

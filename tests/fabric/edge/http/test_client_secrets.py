@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.edge.credential_rig import KeyStore, answer, bearer, connected, make_token
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from support.edge.credential_rig import KeyStore, answer, bearer, connected, make_token, refusal
 from support.edge.jwt_issuer import AUDIENCE, ISSUER, JwtIssuer
 from support.edge.live_edge import HandSetClock, begin, end, live_edge
 from support.monitoring.metrics import read
@@ -20,6 +22,15 @@ SESSION = {"type": "realtime", "model": "gpt-realtime", "audio": {"output": {"vo
 @pytest.fixture
 def store(tmp_path: Path) -> KeyStore:
     return KeyStore(tmp_path)
+
+
+@pytest.fixture
+def token_key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token.key"
+    path.touch(0o600)
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return path
 
 
 def keyed(store: KeyStore) -> CredentialSettings:
@@ -171,3 +182,26 @@ async def test_scheduler_gets_no_tenant_where_clients_need_no_credential() -> No
         request = (await edge.fabric.acquisition()).request
         assert request.tenant_id == ""
         assert request.tenant_limits.ByteSize() == 0
+
+
+async def test_edges_with_one_key_file_accept_each_others_tokens(
+    store: KeyStore, token_key_file: Path
+) -> None:
+    key = store.new()
+    settings = CredentialSettings(api_keys=store.path, token_key_file=token_key_file)
+    async with live_edge(credentials=settings) as first, live_edge(credentials=settings) as second:
+        token = await make_token(first, key.text)
+        assert await refusal(second, headers=bearer(token)) == 0
+        assert await refusal(second, headers=bearer(token)) == 401
+
+
+async def test_token_asks_one_question_over_http(store: KeyStore) -> None:
+    key = store.new()
+    question = {"messages": [{"role": "user", "content": "hello"}]}
+    async with live_edge(credentials=keyed(store)) as edge:
+        headers = bearer(await make_token(edge, key.text, session={"mode": "chat"}))
+        codes = [
+            (await answer(edge, "POST", "/api/chat", json=question, headers=headers))[0]
+            for _ in range(2)
+        ]
+    assert codes == [200, 401]

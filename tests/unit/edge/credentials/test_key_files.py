@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,3 +81,12 @@ async def test_changed_file_is_read_and_sessions_are_checked_at_intervals(tmp_pa
             store.remove(key)
             await is_ended.wait()
     assert credentials.problem(ANONYMOUS) == ""
+
+
+def test_missing_package_for_tokens_of_an_issuer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duplane.edge.credentials.jwt_tokens", None)
+    settings = CredentialSettings(
+        jwks="https://issuer.example/jwks", jwt_issuer="i", jwt_audience="a"
+    )
+    with pytest.raises(ValueError, match=r"jwks: .* install duplane\[jwt\]"):
+        CredentialAuthenticator(settings, "", HandSetClock())
