@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ from duplane.edge.credentials.carriers import EPHEMERAL_PREFIX
 from duplane.fabric.secret_files import check_secret_file
 
 MIN_S, DEFAULT_S, MAX_S = 10, 60, 7200
-MAX_USED_COUNT = 100_000  # about 10 MB
+MAX_USED_COUNT = 100_000  # about 20 MB
+MAX_TENANT_USED_COUNT = MAX_USED_COUNT // 10  # so that one tenant takes no token from another
 
 _CONTEXT = b"duplane ephemeral token 1:"  # signed too, so that no other signature fits
 
@@ -126,26 +128,37 @@ def _decode(text: str) -> bytes:
 class UsedTokens:
     """The ids of tokens that have opened a session, until the tokens expire.
 
-    There are at most `max_count`; while there are as many, no further token is accepted, because
-    the edge could not remember that it was used.
+    There are at most `max_count`, and of one tenant at most `max_tenant_count`. While there are as
+    many, no further token is accepted, because the edge could not remember that it was used.
     """
 
-    def __init__(self, max_count: int = MAX_USED_COUNT) -> None:
+    def __init__(
+        self, max_count: int = MAX_USED_COUNT, max_tenant_count: int = MAX_TENANT_USED_COUNT
+    ) -> None:
         self._max_count = max_count
-        self._ids: set[str] = set()
+        self._max_tenant_count = max_tenant_count
+        self._tenants: dict[str, str] = {}  # by the id of a token
+        self._counts: Counter[str] = Counter()  # by tenant
         self._by_expiry: list[tuple[int, str]] = []
 
-    def has_room(self, now_s: float) -> bool:
-        """Forget tokens that have expired; return whether a further token can be used."""
+    def has_room(self, tenant: str, now_s: float) -> bool:
+        """Forget tokens that have expired; return whether a further one of a tenant can be used."""
         while self._by_expiry and self._by_expiry[0][0] <= now_s:
             _, token_id = heapq.heappop(self._by_expiry)
-            self._ids.discard(token_id)
-        return len(self._ids) < self._max_count
+            self._forget(self._tenants.pop(token_id))
+        is_below = self._counts[tenant] < self._max_tenant_count
+        return is_below and len(self._tenants) < self._max_count
+
+    def _forget(self, tenant: str) -> None:
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
 
     def use(self, grant: Grant) -> bool:
         """Note that a token is used; return False if it was used before."""
-        if grant.token_id in self._ids:
+        if grant.token_id in self._tenants:
             return False
-        self._ids.add(grant.token_id)
+        self._tenants[grant.token_id] = grant.tenant
+        self._counts[grant.tenant] += 1
         heapq.heappush(self._by_expiry, (grant.expires_s, grant.token_id))
         return True

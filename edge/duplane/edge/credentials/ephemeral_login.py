@@ -67,7 +67,7 @@ class EphemeralLogin:
             raise RefusedLoginError(problem)
         _check_request(grant, request)
         if _opens_session(request):
-            if not self._used.has_room(now_s):
+            if not self._used.has_room(grant.tenant, now_s):
                 raise web.HTTPServiceUnavailable(
                     text="too many ephemeral tokens are in use",
                     headers={hdrs.RETRY_AFTER: _RETRY_S},

@@ -92,19 +92,32 @@ def test_unusable_key_file_is_named(tmp_path: Path) -> None:
         TokenSigner.load(public)
 
 
-def grant(token_id: str, expires_s: int) -> Grant:
-    return Grant(token_id=token_id, expires_s=expires_s)
+def grant(token_id: str, expires_s: int, tenant: str = "t") -> Grant:
+    return Grant(token_id=token_id, expires_s=expires_s, tenant=tenant)
 
 
 def test_token_is_used_once_and_remembered_until_it_expires() -> None:
-    used = UsedTokens(max_count=2)
-    assert used.has_room(0)
+    used = UsedTokens(max_count=2, max_tenant_count=2)
+    assert used.has_room("t", 0)
     assert used.use(grant("a", 20))
     assert not used.use(grant("a", 20))
     assert used.use(grant("b", 10))
-    assert not used.has_room(9.9)
-    assert used.has_room(10)
+    assert not used.has_room("t", 9.9)
+    assert used.has_room("t", 10)
     assert not used.use(grant("a", 20))
     assert used.use(grant("c", 30))
-    assert not used.has_room(19)
-    assert used.has_room(20)
+    assert not used.has_room("t", 19)
+    assert used.has_room("t", 20)
+
+
+def test_one_tenant_leaves_room_for_the_tokens_of_others() -> None:
+    used = UsedTokens(max_count=3, max_tenant_count=2)
+    assert used.use(grant("a", 20, "greedy"))
+    assert used.use(grant("b", 20, "greedy"))
+    assert not used.has_room("greedy", 0)
+    assert used.has_room("modest", 0)
+    assert used.use(grant("c", 10, "modest"))
+    assert not used.has_room("third", 0)  # of all tenants together
+    assert used.has_room("third", 10)
+    assert not used.has_room("greedy", 10)
+    assert used.has_room("greedy", 20)
