@@ -20,6 +20,7 @@ CLOSINGS = {
     "B chat": ("session.closed",),
     "C": ("stopped", "timeout"),
     "D": ("done",),
+    "L": ("session.closed",),
 }
 """The events that close a session. A session that is refused ends with `error` instead."""
 
@@ -43,7 +44,7 @@ def check_event(dialect: str, event: Any) -> None:
         if fields is None:
             raise IllegalError(f"{where}: no such kind: {kind}")
     _check_fields(fields, event, where)
-    if name == "error" and isinstance(event["error"], dict):
+    if name == "error" and isinstance(event["error"], dict) and dialect != "L":
         error = event["error"]
         if ErrorCode(error["code"]).fault != error["type"]:
             raise IllegalError(f"{where}: {error['code']} is no {error['type']}")

@@ -24,6 +24,7 @@ from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import CLOSE_CODES, NOT_READ, REFUSALS, Close, CloseReason
 from duplane.edge.dialects.dialect import Phase
+from duplane.edge.dialects.openai_errors import ERRORS
 from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
@@ -44,6 +45,7 @@ _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
 # UNREADABLE.
 _WITHOUT_EVENT = NOT_READ | {CloseReason.UNREADABLE}
 CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_error")
+CLIENT_CODES_OF_L = frozenset(ERRORS[code][1] for code in CLIENT_CODES)
 
 
 class SessionRun:
@@ -187,7 +189,7 @@ class SessionRun:
             if len(fault) > 1024:
                 raise IllegalError(f"{len(fault)} characters of error")
             return
-        if fault["code"] not in CLIENT_CODES:
+        if fault["code"] not in (CLIENT_CODES_OF_L if self.dialect == "L" else CLIENT_CODES):
             raise IllegalError(f"a client's message is answered by {fault['code']}")
         is_named = fault["code"] == "not_ready" or _NAMED.match(fault["message"])
         if not is_named or len(fault["message"]) > 1024:

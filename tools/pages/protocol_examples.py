@@ -16,8 +16,9 @@ from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
+from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
-from duplane.edge.routing import CHAT_MODE, MODES
+from duplane.edge.routing import CHAT_MODE, LIVE_MODE, MODES
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
@@ -65,6 +66,14 @@ CLIENT: Mapping[str, Examples] = {
             "generation": {"max_new_tokens": 256},
             "tts": {"enabled": True},
         },
+    },
+    "L": {
+        "session.start": {"session": {"model": "gpt-live-1", "instructions": "Be brief."}},
+        "session.input_audio.append": {"audio": _AUDIO},
+        "session.input_audio.mute": {"event_id": "mine_1"},
+        "session.input_audio.unmute": {},
+        "session.update": {"event_id": "mine_2"},
+        "session.close": {},
     },
 }
 
@@ -118,6 +127,7 @@ def _duplex(dialect: str) -> Iterable[bytes]:
         "A": lambda: DialectA(identity, _LIMITS, mode),
         "B": lambda: DialectB(identity, _LIMITS, mode, new_id=lambda: "0123456789ab"),
         "C": lambda: DialectC(identity, _LIMITS, mode),
+        "L": lambda: DialectL(identity, _LIMITS, LIVE_MODE),
     }[dialect]
     session = DuplexSession(speaks(), _LIMITS, _NOW)
     events: list[bytes] = []

@@ -13,18 +13,20 @@ HEAD = """\
 
 `make protocols` generates this page from the tables of the edge and from `tests/specifications`,
 which lists each event and field; a test keeps it up to date. The examples are events that the
-dialects rendered, with long texts cut (`…`). The protocols are those of
-[MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation. The transcripts
-in `tests/transcripts` show all events and fields. There are two complete clients of one page each:
-[realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
+dialects rendered, with long texts cut (`…`). The protocols A to D are those of
+[MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation; L is OpenAI's
+Live protocol, as the types of [openai-python](https://github.com/openai/openai-python) describe it.
+The transcripts in `tests/transcripts` show all events and fields. There are two complete clients of
+one page each: [realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
 [realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
 
-Every event is one WebSocket text message: a JSON object in UTF-8. Clients send audio as base64 of
-float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz, whatever
-the rates of the model are. A client may send audio in pieces of any length. The model chooses the
-duration of a unit; a unit of MiniCPM-o is one second (16000 samples), and every unit of its speech
-has at least one second of audio, except the last unit of a turn, which may be shorter or empty.
-Pictures are JPEG, PNG, WEBP, GIF (the first frame) or BMP files. `null` counts as absent.
+Every event is one WebSocket text message: a JSON object in UTF-8. Clients of A to D send audio as
+base64 of float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz,
+whatever the rates of the model are. Clients of L choose int16 samples or G.711. A client may send
+audio in pieces of any length. The model chooses the duration of a unit; a unit of MiniCPM-o is one
+second (16000 samples), and every unit of its speech has at least one second of audio, except the
+last unit of a turn, which may be shorter or empty. Pictures are JPEG, PNG, WEBP, GIF (the first
+frame) or BMP files. `null` counts as absent.
 
 In a chat the edge sends the text of an answer in parts of up to ten tokens, not token by token,
 because the device decodes ten tokens of each conversation in one step. A character that consists of
@@ -38,10 +40,11 @@ A session is in one of these phases:
 """
 
 SUBPROTOCOL_RULE = """\
-Of the subprotocols that a client offers, the edge selects the first one of {} (`realtime` is
-reserved). A value that contains a key, such as `map-api-key.KEY`, `duplane.bearer.KEY` or
+Of the subprotocols that a client offers, the edge selects the first one of {}; on the URLs of L it
+selects only {}. A value that contains a key, such as `map-api-key.KEY`, `duplane.bearer.KEY` or
 `openai-insecure-api-key.KEY`, is never selected, logged or recorded. Without a selected name the
-session runs too, but browsers close it: a page that offers a key also offers `map.realtime`.
+session runs too, but browsers close it: a page that offers a key also offers `map.realtime`, or
+`realtime` in L.
 """
 PHASES: Mapping[Phase, str] = {
     Phase.START: "the client has sent no settings; it may still be waiting for a slot",
@@ -61,6 +64,13 @@ NOTES: Mapping[str, str] = {
     " order of the chunks. The text of an `error` is one line.",
     "D": "The client sends one event, which has no type; here it is called `request`. The edge"
     " ignores later messages. An `error` has one line of text, and the session then ends.",
+    "L": "Sound flows in both directions all the time, and there are no turns: the edge answers"
+    " each unit with its sound, or with silence if the model listens. The sound of all answers is"
+    " one stream without gaps; `start_ms` and `end_ms` are times in this stream. Each event of the"
+    " client may have an `event_id`, which the answer repeats as `client_event_id`. While the"
+    " client is muted, the model hears silence. The context has a window: the oldest units are"
+    " dropped before it is full. The queue has no events: a client waits for `session.started`"
+    " at most `--openai-queue-s`. A move to another worker has no event, either.",
 }
 ENDS: Mapping[CloseReason, str] = {
     CloseReason.CLIENT: "the client asks for it",
@@ -95,5 +105,6 @@ CODES: Mapping[ErrorCode, str] = {
     ErrorCode.QUEUE_FULL: "the queue is full",
     ErrorCode.WORKER_BUSY: "no slot became free in time",
     ErrorCode.WORKER_CONNECT_FAILED: "the edge cannot reach the granted worker",
+    ErrorCode.UNSUPPORTED: "the event is for an ability that the model does not have",
     ErrorCode.INFERENCE_ERROR: "one unit or turn failed; the next one may succeed",
 }

@@ -22,6 +22,8 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import ALIVE, Dialect, Phase
 from duplane.edge.dialects.first_event import FIRST_EVENTS, needs_init
+from duplane.edge.dialects.l import UNSUPPORTED, DialectL
+from duplane.edge.dialects.openai_errors import ERRORS
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.payload.fields import Fields
@@ -36,7 +38,7 @@ from duplane.edge.payload.model_settings import (
 )
 from duplane.edge.routing import ENDPOINTS
 from duplane.edge.settings import Limits
-from duplane.edge.transport.websocket import SUBPROTOCOLS
+from duplane.edge.transport.websocket import OPENAI_SUBPROTOCOLS, SUBPROTOCOLS
 from duplane.fabric.bounds import CHAT_CONFIG, DUPLEX_CONFIG
 from duplane.tools.servers import edge
 from pages.events import Event, events, is_part
@@ -51,15 +53,17 @@ DIALECTS: Mapping[str, type[Dialect]] = {
     "B chat": DialectBChat,
     "C": DialectC,
     "D": DialectD,
+    "L": DialectL,
 }
 # Close reasons that occur only in some dialects.
 _ENDS_OF: Mapping[CloseReason, tuple[type[Dialect], ...]] = {
-    CloseReason.CLIENT: (DialectA, DialectB, DialectBChat, DialectC),
-    CloseReason.CONTEXT_FULL: (DialectA, DialectB, DialectC),
+    CloseReason.CLIENT: (DialectA, DialectB, DialectBChat, DialectC, DialectL),
+    CloseReason.CONTEXT_FULL: (DialectA, DialectB, DialectC, DialectL),
     CloseReason.REQUEST_REFUSED: (DialectD,),
     CloseReason.ANSWERED: (DialectD,),
     CloseReason.MODE_REFUSED: (DialectA,),
 }
+_SUBPROTOCOLS = (SUBPROTOCOLS, OPENAI_SUBPROTOCOLS)
 _OTHER = "anything else"
 _NOW = Moment(0.0, 0)
 
@@ -108,7 +112,8 @@ def _places() -> Iterator[str]:
         " it is refused with `service_unavailable` and the names of the models. The first answer"
         " of a session names its model (`model`), if the scheduler has said it.\n"
     )
-    yield SUBPROTOCOL_RULE.format(" and ".join(f"`{name}`" for name in SUBPROTOCOLS))
+    names = (" and ".join(f"`{name}`" for name in each) for each in _SUBPROTOCOLS)
+    yield SUBPROTOCOL_RULE.format(*names)
     yield (
         "On `/v1/realtime` the first event whose type is in the next table selects the dialect."
         " Before this event, the edge answers every event as in dialect A.\n"
@@ -142,6 +147,8 @@ def _dialects() -> Iterator[str]:
             ],
         )
         yield from _ends(dialect)
+        if dialect is DialectL:
+            yield from _unsupported()
         yield from _client_events(name)
         yield from _server_events(name, dialect)
         if name == "B":
@@ -155,6 +162,11 @@ def _dialects() -> Iterator[str]:
                     if is_part(name, field.path)
                 ],
             )
+
+
+def _unsupported() -> Iterator[str]:
+    names = ", ".join(map(_code, sorted(UNSUPPORTED)))
+    yield f"The edge answers these events with an `error`, whose code is `unsupported`: {names}.\n"
 
 
 def _client_events(name: str) -> Iterator[str]:
@@ -317,7 +329,20 @@ def _codes() -> Iterator[str]:
         [
             [_code(code), _code(code.fault), CODES[code], str(closing.get(code, "no"))]
             for code in ErrorCode
+            if code is not ErrorCode.UNSUPPORTED
         ],
+    )
+    yield "## Error codes of L\n"
+    yield from _table(
+        ["code", "type", "meaning", "closes"],
+        [
+            [_code(name), _code(kind), CODES[code], str(closing.get(code, "no"))]
+            for code, (kind, name) in ERRORS.items()
+        ],
+    )
+    yield (
+        "`context_full` and `server_error` also come before `session.closed`, if the context is"
+        " full or the worker is lost.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors in client events, and the error codes that dialects A and B send."""
+"""Errors in client events, and their codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """The `code` of an `error` event. The published schema allows no other values."""
+    """The `code` of an `error` event in A and B, whose published schema allows no other values.
+
+    Other dialects have codes of their own for the same errors. A and B never send UNSUPPORTED.
+    """
 
     NOT_READY = "not_ready"
     UNKNOWN_EVENT = "unknown_event"
@@ -17,6 +20,7 @@ class ErrorCode(StrEnum):
     WORKER_BUSY = "worker_busy"
     WORKER_CONNECT_FAILED = "worker_connect_failed"
     INFERENCE_ERROR = "inference_error"
+    UNSUPPORTED = "unsupported"
 
     @property
     def fault(self) -> str:
@@ -30,6 +34,7 @@ _CLIENT_ERRORS = frozenset(
         ErrorCode.UNKNOWN_EVENT,
         ErrorCode.MISSING_FIELD,
         ErrorCode.INVALID_PAYLOAD,
+        ErrorCode.UNSUPPORTED,
     }
 )
 

@@ -38,6 +38,9 @@ MODES: Mapping[str, Mode] = {
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
 }
 
+# OpenAI's sessions of this protocol last as long. The context has a window, so it does not fill up.
+LIVE_MODE = replace(MODES["audio"], session_s=7200.0)
+
 CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
 
 # /ws/duplex has the same modes, chosen by the session's id, without a time limit.

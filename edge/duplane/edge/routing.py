@@ -16,8 +16,9 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
-from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, MODES, Mode
+from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, LIVE_MODE, MODES, Mode
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.duplex_session import DuplexSession
@@ -42,6 +43,11 @@ class Route(Enum):
     REALTIME = "/v1/realtime"
     DUPLEX = "/ws/duplex/{session_id}"
     CHAT = "/ws/chat"
+    LIVE = "/v1/live/sessions"
+    AZURE_LIVE = "/openai/v1/live/sessions"  # where clients of Azure OpenAI look for the same
+
+
+LIVE_ROUTES = (Route.LIVE, Route.AZURE_LIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Target:
 def find_route(path: str) -> Route | None:
     """Return the route of a path, which may have a query. None if no WebSocket is served there."""
     plain_path = path.partition("?")[0]
-    for route in (Route.REALTIME, Route.CHAT):
+    for route in (Route.REALTIME, Route.CHAT, *LIVE_ROUTES):
         if plain_path == route.value:
             return route
     return Route.DUPLEX if _duplex_id(plain_path) else None
@@ -90,8 +96,11 @@ def parse_target(path: str, headers: Mapping[str, str]) -> Target:
         mode = "audio" if session_id.startswith(_AUDIO_PREFIX) else "video"
         name = (client_id or session_id)[:_MAX_CLIENT_ID_CHARACTERS]
         return Target(mode, name, Route.DUPLEX, model)
-    mode = query.get("mode", [DEFAULT_MODE])[0]
     client_id = client_id[:_MAX_CLIENT_ID_CHARACTERS]
+    for route in LIVE_ROUTES:
+        if plain_path == route.value:
+            return Target("audio", client_id, route, model)
+    mode = query.get("mode", [DEFAULT_MODE])[0]
     return Target(mode[:_MAX_MODE_CHARACTERS], client_id, model=model)
 
 
@@ -131,6 +140,7 @@ ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
     (Route.REALTIME, "chat"): Endpoint(DialectBChat, CHAT_MODE),
     **{(Route.DUPLEX, name): Endpoint(DialectC, mode) for name, mode in DUPLEX_MODES.items()},
     (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
+    **{(route, "audio"): Endpoint(DialectL, LIVE_MODE) for route in LIVE_ROUTES},
 }
 
 # The dialect in which a route refuses a session.
@@ -138,6 +148,7 @@ REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
     Route.REALTIME: DialectA,
     Route.DUPLEX: DialectC,
     Route.CHAT: DialectD,
+    **dict.fromkeys(LIVE_ROUTES, DialectL),
 }
 
 

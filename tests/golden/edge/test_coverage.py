@@ -27,6 +27,7 @@ from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import LIFECYCLE, Dialect, Lifecycle, Phase
+from duplane.edge.dialects.l import DialectL
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
@@ -34,7 +35,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 from pages.events import read
 
-DIALECTS = [DialectA, DialectB, DialectBChat, DialectC, DialectD]
+DIALECTS = [DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectL]
 OTHER = "anything else"
 OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
 PIECE = session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x", audio=bytes(4)))

@@ -1,4 +1,4 @@
-"""Finds each element of the four specifications in the transcripts.
+"""Finds each element of the five specifications in the transcripts.
 
 `specifications/` has one file per dialect: events with their fields, values, error codes, reasons,
 close codes, order, limits, defaults and examples. A field counts as found only in an event whose
@@ -26,7 +26,7 @@ from pages.events import FOLDER, Side, events, read
 
 # Placeholders for values that the server chooses.
 _DRAWN = {"@any", "@id", *(f"@{form}" for form in FORMS)}
-NAMES = ("A", "B", "C", "D")
+NAMES = ("A", "B", "C", "D", "L")
 
 
 def duplex_settings() -> dict[str, Any]:

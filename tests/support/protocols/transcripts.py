@@ -26,10 +26,15 @@
 
 In JSON, these words stand for base64: "@pcm:N" for N samples, "@pcm:N:K" for second K of these
 samples, "@pcms:N,M:K" for several such parts end to end, "@wav:N" for a WAV file of N samples,
-"@nan:N" for N samples of which one is not a number, "@jpeg:WxH" and "@png:WxH" for the header of
-such a picture. "@any" matches every value. "@id:NAME" matches any value, but the same one wherever
-NAME is used again; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in the protocols'
-form.
+"@nan:N" for N samples of which one is not a number, "@zeros:N" for N samples of silence,
+"@jpeg:WxH" and "@png:WxH" for the header of such a picture. In L, "@int16:N" stands for N samples
+in int16, "@int16:N:silence" for N samples of silence, "@int16:N+M" for N samples and then M of
+silence, and "@int16:N,M:pcm" for what two such appends become as float32; likewise "@ulaw" and
+"@alaw". "@resampled:N:K:CODE" is second K, at 16 kHz, of a sound that repeats N samples each second
+("int16" if there is no code).
+
+"@any" matches every value. "@id:NAME" matches any value, but the same one wherever NAME is used
+again; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in the protocols' form.
 
 A live edge replays a transcript with a real client, real sockets and a real gRPC fabric. There are
 four differences. `clock` advances a clock that otherwise stands still. A timeout of the worker is
@@ -54,8 +59,10 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from support.paths import TESTS
 
+from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
 
 M = TypeVar("M", bound=Message)
@@ -197,7 +204,42 @@ def media_of(word: str) -> bytes | None:
         case "nan":
             return nan(int(rest))
         case _:
-            return picture_of(kind, rest)
+            return sound_of(kind, rest) or picture_of(kind, rest)
+
+
+CODES = {
+    "int16": SoundFormat(Encoding.INT16, 16_000),
+    "ulaw": SoundFormat(Encoding.ULAW, 8_000),
+    "alaw": SoundFormat(Encoding.ALAW, 8_000),
+}
+
+
+def sound_of(kind: str, rest: str) -> bytes | None:
+    """Return silence, or sound in a code of L, or what it becomes; None for another word."""
+    if kind == "zeros":
+        return bytes(4 * int(rest))
+    if kind == "resampled":
+        return resampled(*rest.split(":"))
+    return encoded(kind, rest) if kind in CODES else None
+
+
+def encoded(code: str, rest: str) -> bytes:
+    """Return sound in a code of L, or what it becomes."""
+    counts, _, form = rest.partition(":")
+    if form == "pcm":
+        parts = (CODES[code].encode(pcm(int(count))) for count in counts.split(","))
+        return b"".join(map(CODES[code].decode, parts))
+    if form == "silence":
+        return CODES[code].encode(bytes(4 * int(counts)))
+    count, _, silent = counts.partition("+")
+    return CODES[code].encode(pcm(int(count)) + bytes(4 * int(silent or 0)))
+
+
+def resampled(count: str, second: str, code: str = "int16") -> bytes:
+    """Return one second of a stream of ramps, as a model gets it."""
+    stream = Resampler(int(count), 16_000, is_prompt=True)
+    ramp = CODES[code].decode(CODES[code].encode(pcm(int(count))))
+    return [stream.add(ramp) for _ in range(int(second) + 1)][-1]
 
 
 def picture_of(kind: str, size: str) -> bytes | None:

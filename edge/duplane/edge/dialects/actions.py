@@ -37,7 +37,7 @@ class Configure:
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
     paths in the client's event. `max_slice_count` applies to the pictures of each append that has
-    no `max_slice_count` of its own.
+    no `max_slice_count` of its own. `input_id` is the client's id of the event.
     """
 
     settings: session_pb2.Open
@@ -45,6 +45,7 @@ class Configure:
     ignored: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = ""
+    input_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Append:
     """Audio of any length (float32 PCM at `rate_hertz`, checked), pictures, or both.
 
     `max_slice_count` limits the slices of each picture. It has the client's value, or else the
-    session's default. If it is None, a picture has one slice.
+    session's default. If it is None, a picture has one slice. `rest` has the bytes of a sample that
+    is not complete; the next append has its other bytes.
     """
 
     audio: bytes
@@ -62,6 +64,7 @@ class Append:
     max_slice_count: int | None = None
     kind: str = ""
     rate_hertz: int = INPUT_RATE_HERTZ  # dialects A to D have no other rate
+    rest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,23 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """An event that the dialect answers itself, from its state after it has accepted the event.
+
+    `input_id` is the client's id of the event.
+    """
+
+    kind: str
+    input_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
-    """The client ends its session."""
+    """The client ends its session. `input_id` is the client's id of the event."""
 
     reason: str = ""
     kind: str = ""
+    input_id: str | None = None
 
 
-Action = Configure | Append | Turn | Reply | Leave
+Action = Configure | Append | Turn | Reply | Command | Leave

@@ -79,7 +79,7 @@ class DialectDHttp(ChatDialect):
             "text": "".join(self._text),
             "success": True,
             "error": None,
-            "audio_sample_rate": self.output_rate_hertz,
+            "audio_sample_rate": self.output_sound.rate_hertz,
             "tokens_generated": answer_count,
             "token_stats": {
                 "cached_tokens": 0,

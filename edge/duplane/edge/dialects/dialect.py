@@ -22,7 +22,7 @@ from duplane.edge.dialects.actions import Action, Configure
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import Fields
-from duplane.edge.payload.rates import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
+from duplane.edge.payload.sound_format import INPUT_SOUND, OUTPUT_SOUND, SoundFormat
 from duplane.edge.settings import Limits
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.model import ModelFormat
@@ -80,10 +80,10 @@ class Dialect(ABC):
     server_events: ClassVar[ServerEvents]
     queue_prefix: ClassVar[str] = "session."
 
-    # The sample rates of what the client sends and of what it gets: those of A to D. Each rate is
+    # The sound that the client sends, and the sound that it gets: those of A to D. Each rate is
     # converted if the model has another one.
-    input_rate_hertz: ClassVar[int] = INPUT_RATE_HERTZ
-    output_rate_hertz: ClassVar[int] = OUTPUT_RATE_HERTZ
+    input_sound: SoundFormat = INPUT_SOUND
+    output_sound: SoundFormat = OUTPUT_SOUND
 
     # The type that the table uses for the only client event, if events have no type of their own.
     only_event: ClassVar[str] = ""
@@ -122,7 +122,7 @@ class Dialect(ABC):
     def accept(self, action: Action) -> None:
         """Apply the result of `decode` to the dialect. Call this before the next event is decoded.
 
-        This call is not needed for an append, because an append changes nothing in the dialect.
+        This call is not needed for an append, because an append does not change the phase.
         """
         self.phase = self.transitions[self.phase, action.kind]
         if isinstance(action, Configure):
@@ -146,6 +146,17 @@ class Dialect(ABC):
             return ClientError(ErrorCode.NOT_READY, message)
         return ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
 
+    # --- the session ---
+
+    @property
+    def queue_s(self) -> float:
+        """How long a client of this dialect waits in the queue, at most."""
+        return self.limits.queue_s
+
+    def started(self, session_s: float, now: Moment) -> None:
+        """Note that the session has its slot, and ends after `session_s`."""
+        del session_s, now
+
     # --- server events ---
 
     def use_model(self, model: ModelFormat, name: str = "") -> None:
@@ -154,7 +165,7 @@ class Dialect(ABC):
         The client is told the `name` of the model, unless this is empty.
         """
         self._model_fields = {"model": name} if name else {}
-        self._resampler = resampler(model.output_rate_hertz, self.output_rate_hertz)
+        self._resampler = resampler(model.output_rate_hertz, self.output_sound.rate_hertz)
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
         """Render `queued`, or `queue_update` if `is_update`.

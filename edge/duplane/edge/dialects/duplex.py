@@ -9,7 +9,7 @@ from typing import ClassVar
 from duplane.edge.client_errors import ErrorCode, name_fault
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
-from duplane.edge.dialects.actions import Configure, Dropped, Tag
+from duplane.edge.dialects.actions import Append, Command, Configure, Dropped, Tag
 from duplane.edge.dialects.dialect import Dialect
 from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
@@ -40,6 +40,14 @@ class DuplexDialect(Dialect):
         super()._configure(settings)
         self._paths = settings.paths
         self._max_slice_count = settings.max_slice_count
+
+    def appended(self, append: Append) -> None:
+        """Note that an append was applied. Its decoding has changed nothing."""
+        del append
+
+    def answer(self, command: Command, now: Moment) -> list[bytes]:
+        """Render the answer to an event that was accepted."""
+        raise AssertionError(f"{self.name} has no command {command.kind} at {now}")
 
     @abstractmethod
     def delta(

@@ -16,6 +16,7 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import DEFAULT_MODE, MODES
 from duplane.edge.routing import (
     ENDPOINTS,
+    LIVE_ROUTES,
     REFUSAL_DIALECTS,
     Route,
     find_route,
@@ -23,7 +24,7 @@ from duplane.edge.routing import (
 )
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
-from duplane.edge.transport.websocket import WebSocket
+from duplane.edge.transport.websocket import OPENAI_SUBPROTOCOLS, SUBPROTOCOLS, WebSocket
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class SessionRoutes:
         # Messages of a chat may be longer, because they contain its history.
         is_chat = client_request.target.mode == "chat"
         max_bytes = limits.chat_message_bytes if is_chat else limits.message_bytes
-        socket = WebSocket(request, limits, max_bytes)
+        is_openai = client_request.target.route in LIVE_ROUTES
+        subprotocols = OPENAI_SUBPROTOCOLS if is_openai else SUBPROTOCOLS
+        socket = WebSocket(request, limits, max_bytes, subprotocols)
         async with socket.opened() as response:
             await _finish(self._run(socket, client_request))
         return response

@@ -17,6 +17,13 @@ from typing import cast
 import orjson
 import pybase64
 
+from duplane.edge.payload.sound_format import (
+    INPUT_SOUND,
+    RAW_SUFFIXES,
+    Encoding,
+    SoundFormat,
+)
+
 _MIN_ENCODED = 64  # characters; shorter base64 (a dozen samples) stays in the event
 _REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
 _MAX_DEPTH = 64
@@ -29,11 +36,11 @@ _SIGNATURES = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
 )
-_PCM_SUFFIX = ".f32"
 _WAV_SUFFIX = ".wav"
 _SETTINGS = "session.init"  # its voices stay in the event, as in the reference's recordings
-_SAMPLE_BYTES = 4
 _DATA_KEYS = ("data", "base64")  # fields with raw audio, unless the first bytes show another type
+# Events of OpenAI's protocols with raw audio in the field `delta`; in others this field has text.
+_AUDIO_DELTAS = ("session.output_audio.delta", "response.output_audio.delta")
 
 
 class _TooDeepError(ValueError):
@@ -47,6 +54,7 @@ class Blob:
     name: str
     key: str
     content: bytes
+    sound: SoundFormat | None  # of raw audio of the conversation, but not of a reference voice
 
     @property
     def is_picture(self) -> bool:
@@ -55,13 +63,13 @@ class Blob:
 
     @property
     def is_audio(self) -> bool:
-        """True for raw float32 audio of the conversation; False for a reference voice."""
-        return self.name.endswith(_PCM_SUFFIX) and "ref" not in self.key
+        """True for raw audio of the conversation; False for a reference voice."""
+        return self.sound is not None
 
     @property
     def wav_name(self) -> str:
         """The name of the WAV file that has the same sound as raw audio of the conversation."""
-        return self.name.removesuffix(_PCM_SUFFIX) + _WAV_SUFFIX
+        return self.name.rpartition(".")[0] + _WAV_SUFFIX
 
     @property
     def reference(self) -> str:
@@ -69,34 +77,42 @@ class Blob:
         return f"@{self.wav_name if self.is_audio else self.name}"
 
 
-def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
+def split(
+    frame: bytes, first_number: int, sound: SoundFormat = INPUT_SOUND
+) -> tuple[object, list[Blob]]:
     """Return the event with a reference `@blob/...` for each payload, and the payloads in order.
 
     Every long base64 string counts as a payload, in any field of any dialect, except in the
     settings of dialect B. A frame that is not JSON, or is nested too deeply, is one payload. Files
-    are numbered from `first_number`.
+    are numbered from `first_number`. Raw audio has the format `sound`.
     """
     blobs: list[Blob] = []
+    event: object = None
 
     def add_blob(content: bytes, key: str) -> str:
-        name = f"blob/{first_number + len(blobs):06d}.{_suffix(content, key)}"
-        blobs.append(Blob(name, key, content))
+        suffix = _suffix(content, key, event, sound)
+        name = f"blob/{first_number + len(blobs):06d}.{suffix}"
+        is_sound = suffix == sound.suffix and "ref" not in key
+        blobs.append(Blob(name, key, content, sound if is_sound else None))
         return blobs[-1].reference
 
     def split_text(text: str, key: str) -> str:
         return _split_text(text, key, add_blob)
 
     try:
-        event: object = orjson.loads(frame)
-        event = _map_texts(event, _keep if _is_settings(event) else split_text)
+        event = orjson.loads(frame)
+        short = _map_texts(event, _keep if event_type(event) == _SETTINGS else split_text)
     except (orjson.JSONDecodeError, _TooDeepError):
         blobs.clear()
         return add_blob(frame, ""), blobs
-    return event, blobs
+    return short, blobs
 
 
-def _is_settings(event: object) -> bool:
-    return isinstance(event, dict) and cast("dict[str, object]", event).get("type") == _SETTINGS
+def event_type(event: object) -> str:
+    """Return the type of an event; empty if it has none."""
+    if not isinstance(event, dict):
+        return ""
+    return str(cast("dict[str, object]", event).get("type", ""))
 
 
 def _keep(text: str, key: str) -> str:
@@ -114,17 +130,17 @@ def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> s
     return add_blob(content, key)
 
 
-def payload_trace(blobs: Sequence[Blob], rate_hertz: int) -> dict[str, object]:
+def payload_trace(blobs: Sequence[Blob]) -> dict[str, object]:
     """Describe the raw audio and the pictures of one event of a duplex session; empty if none."""
     trace: dict[str, object] = {}
     for blob in blobs:
-        if blob.is_audio:
+        if sound := blob.sound:
             trace["audio"] = {
                 **_size_and_hash(blob.content),
-                "samples": len(blob.content) // _SAMPLE_BYTES,
-                "dtype": "float32-le",
-                "sample_rate": rate_hertz,
-                "blob_f32": f"@{blob.name}",
+                "samples": len(blob.content) // sound.sample_bytes,
+                "dtype": sound.encoding,
+                "sample_rate": sound.rate_hertz,
+                f"blob_{sound.suffix}": f"@{blob.name}",
                 "blob_wav": f"@{blob.wav_name}",
             }
     pictures = [
@@ -152,7 +168,8 @@ def join(event: object, read: Callable[[str], bytes]) -> object:
         if reference is None:
             return text
         name = reference[1]
-        names = [name.removesuffix(_WAV_SUFFIX) + _PCM_SUFFIX] if name.endswith(_WAV_SUFFIX) else []
+        stem = name.removesuffix(_WAV_SUFFIX)
+        names = [f"{stem}.{suffix}" for suffix in RAW_SUFFIXES] if stem != name else []
         for each in (*names, name):
             with contextlib.suppress(LookupError, FileNotFoundError):
                 return pybase64.b64encode_as_string(read(each))
@@ -177,9 +194,12 @@ def _map_texts(
     return value
 
 
-def _suffix(content: bytes, key: str) -> str:
+def _suffix(content: bytes, key: str, event: object, sound: SoundFormat) -> str:
+    is_audio = "audio" in key or key in _DATA_KEYS
+    is_audio |= key == "delta" and event_type(event) in _AUDIO_DELTAS
+    if is_audio and sound.encoding is not Encoding.FLOAT32:
+        return sound.suffix  # such sound may begin with any bytes
     for offset, signature, suffix in _SIGNATURES:
         if content.startswith(signature, offset):
             return suffix
-    is_audio = ("audio" in key or key in _DATA_KEYS) and len(content) % 4 == 0
-    return "f32" if is_audio else "bin"
+    return sound.suffix if is_audio and len(content) % sound.sample_bytes == 0 else "bin"

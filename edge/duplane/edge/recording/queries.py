@@ -29,7 +29,7 @@ Json = dict[str, object]
 
 # The file names that a recording can have. No such name leads out of its directory.
 _FILE = re.compile(
-    r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|txt|wav|f32|jpg|png|webp|mp4|webm|bin)"
+    r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|txt|wav|f32|pcm|ulaw|alaw|jpg|png|webp|mp4|webm|bin)"
 )
 _CONTENT_TYPES = {
     "json": "application/json",

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from duplane.edge.clock import Clock, Moment, Timer
+from duplane.edge.payload.sound_format import INPUT_SOUND, OUTPUT_SOUND, SoundFormat
 from duplane.edge.recording.mix import mix, mix_bytes
 from duplane.edge.recording.retention import recover, sweep, total_bytes
 from duplane.edge.recording.serial_executor import Job, SerialExecutor
@@ -22,9 +23,9 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0  # for the queued jobs when the process ends, or before something is erased
 _MAX_PATH = 256  # characters
 _EVENT_BYTES = 256  # memory of a queued event besides its bytes
-# Bytes on disk per submitted byte, at most: audio that came as base64 of float32 is stored both
-# as float32 and as PCM16.
-_DISK_RATIO = 1.25
+# Bytes on disk per submitted byte, at most, if the client sends as much sound as it gets: besides
+# the sound as it was sent, PCM16 is stored twice. G.711 has the most bytes on disk.
+_DISK_RATIO = 1.5
 # Old recordings are deleted when less than this share of `max_total_bytes` is free.
 _SWEEP_SHARE = 0.05
 
@@ -39,14 +40,17 @@ class Recording:
         self._begun = begun
         self._lost_event_count = 0
 
-    def up(self, frame: bytes, audio: bytes, now: Moment) -> None:
-        """Record an event of the client, with the PCM that the session decoded from it."""
-        self._write(Direction.UP, frame, now, audio)
+    def up(self, frame: bytes, audio: bytes, now: Moment, sound: SoundFormat = INPUT_SOUND) -> None:
+        """Record an event of the client, with the PCM that the session decoded from it.
 
-    def down(self, events: Iterable[bytes], now: Moment) -> None:
-        """Record events that are sent to the client."""
+        `sound` is the format of sound in the event; the PCM has its rate.
+        """
+        self._write(Direction.UP, frame, now, sound, audio)
+
+    def down(self, events: Iterable[bytes], now: Moment, sound: SoundFormat = OUTPUT_SOUND) -> None:
+        """Record events that are sent to the client. `sound` is the format of their sound."""
         for event in events:
-            self._write(Direction.DOWN, event, now)
+            self._write(Direction.DOWN, event, now, sound)
 
     def end(self, dialect: str, reason: str, now: Moment) -> None:
         """Record the end of the session. No event may follow."""
@@ -62,8 +66,16 @@ class Recording:
 
         self._recorder.finish(self._writer, functools.partial(self._writer.end, update))
 
-    def _write(self, direction: Direction, frame: bytes, now: Moment, audio: bytes = b"") -> None:
-        job = functools.partial(self._writer.write, direction, frame, self._offset_s(now), audio)
+    def _write(
+        self,
+        direction: Direction,
+        frame: bytes,
+        now: Moment,
+        sound: SoundFormat,
+        audio: bytes = b"",
+    ) -> None:
+        at_s = self._offset_s(now)
+        job = functools.partial(self._writer.write, direction, frame, at_s, sound, audio)
         if not self._recorder.submit(job, len(frame) + len(audio) + _EVENT_BYTES):
             self._lost_event_count += 1
 

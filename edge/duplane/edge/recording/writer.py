@@ -8,13 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import orjson
 
-from duplane.edge.payload.rates import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
-from duplane.edge.recording.events import Blob, payload_trace, split
+from duplane.edge.payload.sound_format import SoundFormat
+from duplane.edge.recording.events import Blob, event_type, payload_trace, split
 from duplane.edge.recording.storage import (
     BLOBS,
     MODEL,
@@ -42,8 +41,6 @@ class Direction(StrEnum):
 
 
 _OPPOSITE = {Direction.UP: Direction.DOWN, Direction.DOWN: Direction.UP}
-# Both sides are recorded as the client has sent and got them, so the model's rates do not count.
-_RATES_HERTZ = {Direction.UP: INPUT_RATE_HERTZ, Direction.DOWN: OUTPUT_RATE_HERTZ}
 
 
 class RecordingFullError(OSError):
@@ -72,14 +69,22 @@ class RecordingWriter:
         """Create the directory, the file of the timeline and a preliminary meta."""
         self._guard(self._open)
 
-    def write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes = b"") -> None:
+    def write(
+        self,
+        direction: Direction,
+        frame: bytes,
+        at_s: float,
+        sound: SoundFormat,
+        audio: bytes = b"",
+    ) -> None:
         """Append one event that was received or sent `at_s` seconds after the recording began.
 
         `audio` is the PCM (float32) that the session has decoded from a client's event. The audio
-        of a server's event is decoded here. Both have the rates of the dialects.
+        of a server's event is decoded here. Both sides are recorded as the client has sent and got
+        them, in the format `sound` of their direction, so the rates of the model do not count.
         """
         if self._meta.error is None:
-            self._guard(lambda: self._write(direction, frame, at_s, audio))
+            self._guard(lambda: self._write(direction, frame, at_s, sound, audio))
 
     def end(self, update: Callable[[Meta], None]) -> None:
         """Let `update` complete the meta, write the meta, and close all files."""
@@ -124,16 +129,17 @@ class RecordingWriter:
         write_meta(self.directory, self._meta)
         part.rename(self.directory / STREAM)  # from now on it is listed as running
 
-    def _write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes) -> None:
+    def _write(
+        self, direction: Direction, frame: bytes, at_s: float, sound: SoundFormat, audio: bytes
+    ) -> None:
         if os.fstat(self._stream).st_nlink == 0:
             raise RecordingDeletedError("the recording was deleted")
-        event, blobs = split(frame, self._blob_count)
-        rate_hertz = _RATES_HERTZ[direction]
+        event, blobs = split(frame, self._blob_count, sound)
         for blob in blobs:
             self._write_blob(blob.name, blob.content)
             if blob.is_audio:
-                sound = np.frombuffer(blob.content, "<f4")
-                self._write_blob(blob.wav_name, wav_file(sound, rate_hertz))
+                samples = np.frombuffer(sound.decode(_whole(blob.content, sound)), "<f4")
+                self._write_blob(blob.wav_name, wav_file(samples, sound.rate_hertz))
         self._blob_count += len(blobs)
         entry = {
             "seq": self._event_count,
@@ -141,17 +147,17 @@ class RecordingWriter:
             "dir": direction,
             "frame": event,
         }
-        if not self._is_chat and (trace := payload_trace(blobs, rate_hertz)):
+        if not self._is_chat and (trace := payload_trace(blobs)):
             entry["payload_trace"] = trace
         line = orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
         self._count(len(line))
         os.write(self._stream, line)
         self._event_count += 1
         if direction is Direction.UP:
-            self._write_audio(direction, samples_from_pcm(audio), at_s)
+            self._write_audio(direction, samples_from_pcm(audio), at_s, sound)
             return
         for samples in self._new_speech(event, blobs):
-            self._write_audio(direction, samples, at_s)
+            self._write_audio(direction, samples, at_s, sound)
 
     def _write_blob(self, name: str, content: bytes) -> None:
         self._count(len(content))
@@ -163,7 +169,9 @@ class RecordingWriter:
         if self._free_bytes < 0:
             raise RecordingFullError("the recording has reached its largest size")
 
-    def _write_audio(self, direction: Direction, samples: Samples, at_s: float) -> None:
+    def _write_audio(
+        self, direction: Direction, samples: Samples, at_s: float, sound: SoundFormat
+    ) -> None:
         """Write the audio of an event that was received or sent at `at_s`.
 
         The user's audio ends at the time when it was received; the model's audio begins at the time
@@ -178,34 +186,33 @@ class RecordingWriter:
             other = self._wavs.get(_OPPOSITE[direction])
             begin_s = max(at_s, other.end_s if other else 0.0)
         elif is_user:
-            begin_s = max(0.0, at_s - samples.size / _RATES_HERTZ[direction])
+            begin_s = max(0.0, at_s - samples.size / sound.rate_hertz)
         else:
             begin_s = at_s
         self._has_spoken = not is_user
-        self._count(self._wav(direction).append(samples, begin_s))
+        self._count(self._wav(direction, sound).append(samples, begin_s))
 
     def _new_speech(self, event: object, blobs: list[Blob]) -> Iterator[Samples]:
         """Yield the model's audio in an event, unless the event only repeats earlier audio."""
-        if not (self._has_spoken and _event_type(event) in _WHOLE_REPLIES):
+        if not (self._has_spoken and event_type(event) in _WHOLE_REPLIES):
             yield from (_samples(blob) for blob in blobs if blob.is_audio)
 
-    def _wav(self, direction: Direction) -> WavWriter:
+    def _wav(self, direction: Direction, sound: SoundFormat) -> WavWriter:
         wav = self._wavs.get(direction)
         if wav is None:
             name = USER if direction is Direction.UP else MODEL
-            wav = WavWriter(self.directory / name, _RATES_HERTZ[direction])
+            wav = WavWriter(self.directory / name, sound.rate_hertz)
             self._wavs[direction] = wav
         return wav
 
 
-def _event_type(event: object) -> str:
-    if not isinstance(event, dict):
-        return ""
-    return str(cast("dict[str, object]", event).get("type", ""))
+def _whole(content: bytes, sound: SoundFormat) -> bytes:
+    """Return whole samples: the client may send the rest of the last one with the next event."""
+    return content[: len(content) // sound.sample_bytes * sound.sample_bytes]
 
 
 def _samples(blob: Blob) -> Samples:
     try:
-        return samples_from_pcm(blob.content)
+        return samples_from_pcm(blob.sound.decode(blob.content) if blob.sound else b"")
     except AudioError:
         return np.zeros(0, np.float32)  # the blob itself is still recorded

@@ -194,7 +194,7 @@ class ChatSession(Session[ChatDialect]):
     @property
     def must_convert(self) -> bool:
         """Whether `convert` takes long enough for a thread: the model has another input rate."""
-        return self._model.input_rate_hertz != self.dialect.input_rate_hertz
+        return self._model.input_rate_hertz != self.dialect.input_sound.rate_hertz
 
     def convert(self, turn: session_pb2.ChatRequest) -> session_pb2.ChatRequest:
         """Return the turn with its sound at the rate of the slot's model.
@@ -202,7 +202,7 @@ class ChatSession(Session[ChatDialect]):
         Changes nothing, so that a thread can run it. Raises FabricError INVALID_FIELD if the turn
         is then too large.
         """
-        rates = self.dialect.input_rate_hertz, self._model.input_rate_hertz
+        rates = self.dialect.input_sound.rate_hertz, self._model.input_rate_hertz
         return convert_turn(turn, *rates, self._limits.chat_media_bytes)
 
     def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:

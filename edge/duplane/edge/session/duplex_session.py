@@ -11,7 +11,15 @@ from dataclasses import replace
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
 from duplane.edge.clock import Moment
 from duplane.edge.close import WORKER_CLOSED, Close, CloseReason
-from duplane.edge.dialects.actions import NO_TAG, Action, Append, Configure, Leave, Reply
+from duplane.edge.dialects.actions import (
+    NO_TAG,
+    Action,
+    Append,
+    Command,
+    Configure,
+    Leave,
+    Reply,
+)
 from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.first_event import detect, implied_init, needs_init
@@ -105,6 +113,7 @@ class DuplexSession(Session[DuplexDialect]):
         if self.identity.recording_id:
             self._recorded_audio = action.audio
         self._last_audio_s = now.monotonic_s
+        self.dialect.appended(action)
         queue = self.moves.queue
         count_before = queue.unit_count
         if dropped := queue.add(action, self._receipt, self._unit_limit):
@@ -136,6 +145,8 @@ class DuplexSession(Session[DuplexDialect]):
                 return []
             case Reply():
                 return self._reply(action, now)
+            case Command():
+                return self.dialect.answer(action, now)
             case Leave():
                 return self._leave(action, now)
             case _:
@@ -193,6 +204,7 @@ class DuplexSession(Session[DuplexDialect]):
             self._leave_queue()
             session_s = self._limits.session_s or self.dialect.mode.session_s
             self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
+            self.dialect.started(session_s, now)
         if self._settings is not None:
             self._open(self._settings, now)
         elif not had_slot:
@@ -210,7 +222,7 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
         """Ask the worker to open a conversation, once there are a slot and settings."""
-        rates = self.dialect.input_rate_hertz, self.moves.queue.model.input_rate_hertz
+        rates = self.dialect.input_sound.rate_hertz, self.moves.queue.model.input_rate_hertz
         self.moves.open(convert_voices(settings, *rates))
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 

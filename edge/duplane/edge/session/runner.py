@@ -99,7 +99,8 @@ class SessionRunner(ABC, Generic[S]):
         receipt = Receipt(received_ns, read.wall_ns, now.wall_ns, received_s)
         events = self.session.receive(decoded, now, receipt)
         if self.recording and is_recorded:
-            self.recording.up(message, self.session.take_recorded_audio(), now)
+            sound = self.session.dialect.input_sound
+            self.recording.up(message, self.session.take_recorded_audio(), now, sound)
         self._apply(events, now)
         self._wake.set()
 
@@ -167,7 +168,7 @@ class SessionRunner(ABC, Generic[S]):
                 self.session.end(Close(CloseReason.TOO_SLOW, "events are not read"), now)
             else:
                 if self.recording:
-                    self.recording.down(events, now)
+                    self.recording.down(events, now, self.session.dialect.output_sound)
         if self.session.closed:
             if not self._over.done():
                 self._over.set_result(self.session.closed)

@@ -139,7 +139,7 @@ class Session(ABC, Generic[D]):
     def _await_slot(self, now: Moment) -> None:
         self._is_queued = False
         self.time_limits.start(TimeLimit.SCHEDULER, self._limits.scheduler_s, now)
-        self.time_limits.start(TimeLimit.SLOT, self._limits.queue_s, now)
+        self.time_limits.start(TimeLimit.SLOT, self.dialect.queue_s, now)
 
     def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         """Render a queue position.

@@ -7,7 +7,7 @@ import codecs
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, cast
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -20,9 +20,10 @@ from duplane.edge.transport.closing import ClosingResponse, echoed_code, linger
 from duplane.edge.transport.outbox import Outbox
 
 # The subprotocols that the edge selects if a client offers them: their names for the dialects A to
-# D. A browser closes the connection if it offers subprotocols and none is selected. `realtime` is
-# reserved for another dialect. Clients also offer values that contain a key; none is ever selected.
+# D, and for OpenAI's protocols. A browser closes the connection if it offers subprotocols and none
+# is selected. Clients also offer values that contain a key; none is ever selected.
 SUBPROTOCOLS = ("map.realtime", "duplane.realtime")
+OPENAI_SUBPROTOCOLS = ("realtime",)
 
 _DECODED_BYTES = 64 * 1024  # of a text at a time
 
@@ -38,7 +39,13 @@ class WebSocket:
     task is needed for each event.
     """
 
-    def __init__(self, request: web.Request, limits: Limits, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        limits: Limits,
+        max_message_bytes: int,
+        subprotocols: Sequence[str] = SUBPROTOCOLS,
+    ) -> None:
         protocol = cast("ClientProtocol", request.protocol)  # the server makes no other
         self._protocol = protocol
         self._request = request
@@ -52,7 +59,7 @@ class WebSocket:
             timeout=limits.close_s,
             autoclose=False,  # `serve` echoes the client's close code
             autoping=False,  # `serve` answers pings, within the client's CPU quota
-            protocols=SUBPROTOCOLS,
+            protocols=subprotocols,
             compress=False,
             max_msg_size=max_message_bytes,
             writer_limit=0,  # so that a pong waits while the transport's buffer is full
