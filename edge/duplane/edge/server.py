@@ -22,6 +22,7 @@ from duplane.edge.recording.recorder import Recorder
 from duplane.edge.recording.storage import prepare
 from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
+from duplane.edge.start_check import check_start, is_public
 from duplane.edge.transport.certificate_names import CertificateNames
 from duplane.edge.transport.client_address import parse_networks
 from duplane.edge.transport.client_protocol import ConnectionLimiter
@@ -31,6 +32,7 @@ from duplane.edge.transport.rate_limit import request_rates
 from duplane.edge.transport.tls import Certificate
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.client import FabricClient
+from duplane.fabric.exposure import warned_hourly
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
@@ -58,12 +60,16 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             "--admin-token can be read by other users of this machine, and the next release removes"
             " it: use --admin-token-file"
         )
+    warning = await check_start(settings)
+    if not settings.credentials.are_required and not await is_public(settings):
+        _log.info("only this machine can connect: clients need no credential")
     make_room(settings.limits.connection_count)
     credentials = open_credentials(settings.fabric, Role.EDGE)
     fabric_files = credentials.watched_files if credentials else ()
     telemetry = Telemetry("edge")
     try:
         async with (
+            warned_hourly(warning),
             FabricClient(settings.schedulers, credentials) as fabric,
             watching_files(fabric_files),
             Edge.listening(settings, fabric, telemetry) as edge,
@@ -111,7 +117,9 @@ class Edge:
         admin_token = (
             read_secret(token_file, "admin_token_file") if token_file else settings.admin_token
         )
-        self._credentials = CredentialAuthenticator(settings.credentials, admin_token, clock)
+        self._credentials = CredentialAuthenticator(
+            settings.credentials, admin_token, clock, is_behind_proxy=settings.behind_tls_proxy
+        )
         self.metrics.observe_tenants(
             lambda: self._credentials.refused_count,
             lambda: self._sessions.tenant_counts(self._credentials.tenants),

@@ -257,6 +257,9 @@ class EdgeSettings:
     a free one. The other port then answers 404 for what only operators may do, and its lists have
     no ids. Beyond this machine it has TLS if the edge has. Default: operators use the same port as
     clients."""
+    behind_tls_proxy: bool = False
+    """Serve an address that other machines can reach without TLS, because a proxy before this edge
+    ends TLS. Name the proxy in --trusted-proxies."""
     trusted_proxies: Names = ()
     """Proxies whose X-Forwarded-For, X-Real-IP, X-Forwarded-Host and X-Forwarded-Proto are
     believed: addresses and networks, separated by commas."""
@@ -288,7 +291,10 @@ class EdgeSettings:
     """Milliseconds that web clients are asked to buffer."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
-    port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
+    port 0 picks a free one. It has no TLS and no authentication, so an address that other machines
+    can reach needs --metrics-public. Default: nowhere."""
+    metrics_public: bool = False
+    """Allow that other machines read the metrics."""
     continuity: Literal["off", "worker"] = "worker"
     """What a duplex session survives. `worker`: its worker may be lost, and the conversation
     continues at another one. The edge then keeps the session's audio in memory until the session

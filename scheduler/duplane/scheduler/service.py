@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
+from duplane.fabric.exposure import warned_hourly
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.tls.credentials import open_credentials
@@ -43,6 +44,7 @@ from duplane.scheduler.rpc.leases import LeaseServicer
 from duplane.scheduler.rpc.registry import RegistryServicer
 from duplane.scheduler.settings import SchedulerSettings
 from duplane.scheduler.signing import LeaseKeys
+from duplane.scheduler.start_check import check_start
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.store.opening import open_store
@@ -163,11 +165,13 @@ async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None
 
     A scheduler does not drain, because sessions continue without their scheduler.
     """
+    warning = await check_start(settings)
     telemetry = Telemetry("scheduler")
     scheduler = Scheduler(settings, telemetry)
     registry = scheduler.metrics.registry
     try:
         async with (
+            warned_hourly(warning),
             published(registry, settings.metrics_listen),
             asyncio.TaskGroup() as tasks,
         ):

@@ -42,6 +42,7 @@ EDGE_FLAGS = (
     # All clients of these tests have one address.
     *("--client-session-count", "2000", "--client-connection-count", "2000"),
     *("--client-requests-per-s", "2000"),
+    *("--behind-tls-proxy", "--auth", "none"),  # clients here use ws:// and have no keys
 )
 
 

@@ -34,6 +34,7 @@ GROUPS = {
     "recording",
     "script",
 }  # fields whose values are settings classes
+SHARES = {"tenant_ticket_share"}  # at most 1
 Run = Callable[..., Any]
 
 
@@ -108,7 +109,10 @@ def test_every_bound_is_set_by_flag_environment_and_file(
     settings = numbers(verb)
     assert len(settings) >= 7
     keys = [setting.flag.removeprefix("--") for setting in settings]
-    values = [str(FEW.get(one.name, MANY) + number) for number, one in enumerate(settings)]
+    values = [
+        str(1 / (2 + number) if one.name in SHARES else FEW.get(one.name, MANY) + number)
+        for number, one in enumerate(settings)
+    ]
     expected = {
         setting.name: float(value) * UNITS.get(setting.name, 1)
         for setting, value in zip(settings, values, strict=True)
@@ -253,6 +257,8 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     expected: dict[str, Any] = {
         "pool": "p",
         "reuse_port": True,
+        "behind_tls_proxy": True,
+        "metrics_public": True,
         "tls_cert": file,
         "tls_key": file,
         "operator_listen": "127.0.0.1:8007",
@@ -270,8 +276,9 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "log_level": "DEBUG",
         "log_format": "json",
     }
-    arguments = ["--reuse-port"]
-    for name in expected.keys() - {"reuse_port"}:
+    switches = {"reuse_port", "behind_tls_proxy", "metrics_public"}
+    arguments = [f"--{name.replace('_', '-')}" for name in switches]
+    for name in expected.keys() - switches:
         value = expected[name]
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         arguments += [f"--{name.replace('_', '-')}", text]

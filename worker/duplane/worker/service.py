@@ -11,6 +11,7 @@ import sys
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.durations import to_duration
+from duplane.fabric.exposure import warned_hourly
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
@@ -32,7 +33,7 @@ from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import Device, DeviceLostError, LoadError, ModelConstants
 from duplane.worker.session.servicer import SessionServicer
 from duplane.worker.settings import WorkerSettings
-from duplane.worker.start_check import check_start
+from duplane.worker.start_check import check_exposure, check_start
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ async def serve(
     sessions end immediately. Raises StartError if the model cannot be loaded, and FatalError if the
     device is lost.
     """
+    warning = await check_exposure(settings)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if device is None:
         check_start(settings)
@@ -71,7 +73,8 @@ async def serve(
     tracer = tracer or Telemetry("worker")
     try:
         if await _load(engine, shutdown):
-            await Worker(settings, device, engine, tracer).serve(shutdown)
+            async with warned_hourly(warning):
+                await Worker(settings, device, engine, tracer).serve(shutdown)
     except LoadError as error:
         raise process.StartError(str(error)) from error
     except ExceptionGroup as failures:

@@ -200,7 +200,10 @@ class WorkerSettings:
     a file that takes over its decoder could read the files of the worker's user."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
-    port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
+    port 0 picks a free one. It has no TLS and no authentication, so an address that other machines
+    can reach needs --metrics-public. Default: nowhere."""
+    metrics_public: bool = False
+    """Allow that other machines read the metrics."""
     log_level: LogLevel = "INFO"
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""

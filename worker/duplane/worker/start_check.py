@@ -1,4 +1,4 @@
-"""Checks the checkpoint and the device of a worker before torch is imported, which takes seconds.
+"""Checks a worker before torch is imported, which takes seconds: checkpoint, device, addresses.
 
 The checks that need torch or the content of the files follow when the model is loaded.
 """
@@ -9,6 +9,7 @@ import ctypes
 import re
 from pathlib import Path
 
+from duplane.fabric.exposure import check_fabric_exposure, check_metrics_exposure
 from duplane.fabric.process import StartError
 from duplane.worker.settings import WorkerSettings
 
@@ -29,6 +30,15 @@ def check_start(settings: WorkerSettings, *, is_built: bool = True) -> None:
     if is_built and not (directory / _CONFIG).is_file():
         raise StartError(f"checkpoint: {directory} has no {_CONFIG}, so it is no checkpoint")
     check_device(settings.device)
+
+
+async def check_exposure(settings: WorkerSettings) -> str:
+    """Raise StartError, which names the flag to use, if an address is open that nobody allowed.
+
+    Returns a warning about connections without TLS; empty if there is nothing to warn of.
+    """
+    await check_metrics_exposure(settings.metrics_listen, is_public_allowed=settings.metrics_public)
+    return await check_fabric_exposure(settings.listen, settings.schedulers, settings.fabric)
 
 
 def check_device(name: str) -> None:

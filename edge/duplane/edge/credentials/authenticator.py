@@ -63,7 +63,14 @@ class CredentialAuthenticator:
     Raises ValueError for a file that cannot be used. `running` keeps the files up to date.
     """
 
-    def __init__(self, settings: CredentialSettings, admin_token: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: CredentialSettings,
+        admin_token: str,
+        clock: Clock,
+        *,
+        is_behind_proxy: bool = False,
+    ) -> None:
         self._are_required = settings.are_required
         self._admin_token = admin_token.encode()
         self._clock = clock
@@ -74,9 +81,10 @@ class CredentialAuthenticator:
         signer = TokenSigner.load(settings.token_key_file)
         self.ephemeral = EphemeralLogin(signer, self.keys, clock)
         self._jwt = _jwt_login(settings, clock) if settings.jwks else None
-        # Being on this machine makes an operator only where nothing else does.
+        # Being on this machine makes an operator only where nothing else does. Behind a proxy,
+        # requests of its clients can look like those of this machine.
         self._is_local_operator = not (
-            self._admin_token or settings.operator_keys or settings.are_required
+            self._admin_token or settings.operator_keys or settings.are_required or is_behind_proxy
         )
 
     @property

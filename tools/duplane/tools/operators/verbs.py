@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.settings import Names, PositiveFloat, PositiveInt
 from duplane.fabric.tls.settings import FabricTlsSettings
-from duplane.tools.command import UsageError, app
+from duplane.tools.command import CommandError, UsageError, app
 
 if TYPE_CHECKING:
     from duplane.fabric.tls.credentials import FabricCredentials
@@ -59,7 +59,7 @@ def status(
     rows
         Maximum number of rows of each table. The JSON has all rows.
     """
-    _check(schedulers)
+    _check(schedulers, fabric)
     try:
         shown = _show(schedulers, as_json, interval_s if watch else None, rows, fabric)
         asyncio.run(shown)
@@ -104,7 +104,7 @@ def drain(
     from duplane.fabric.process import EXIT_INTERRUPTED
     from duplane.tools.operators import draining
 
-    _check(schedulers)
+    _check(schedulers, fabric)
     if undo and (wait or stop):
         raise UsageError("--undo goes with neither --wait nor --stop")
     credentials = _credentials(fabric)
@@ -132,7 +132,11 @@ def _show_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _check(schedulers: Names) -> None:
+def _check(schedulers: Names, fabric: FabricTlsSettings) -> None:
+    """Check where the command calls to. Raises CommandError."""
+    from duplane.fabric.exposure import check_fabric_exposure
+    from duplane.fabric.process import StartError
+
     try:
         if not schedulers:
             raise ValueError("scheduler: at least one address is needed")
@@ -140,6 +144,10 @@ def _check(schedulers: Names) -> None:
             parse_address(address, "scheduler")
     except ValueError as error:
         raise UsageError(str(error)) from None
+    try:
+        asyncio.run(check_fabric_exposure(None, schedulers, fabric))
+    except StartError as error:
+        raise CommandError(str(error)) from None
 
 
 def _credentials(fabric: FabricTlsSettings) -> FabricCredentials | None:

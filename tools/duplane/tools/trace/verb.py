@@ -14,6 +14,7 @@ from cyclopts.types import ExistingFile
 
 from duplane.fabric import process
 from duplane.fabric.addresses import parse_address
+from duplane.fabric.exposure import check_metrics_exposure
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import PositiveFloat, PositiveInt
 from duplane.fabric.tls.settings import FabricTlsSettings
@@ -29,6 +30,7 @@ def trace(  # noqa: PLR0913 - each parameter is a flag
     /,
     *,
     listen: str = DEFAULT_LISTEN,
+    metrics_public: bool = False,
     out: Path | None = None,
     session: str = "",
     unit: Annotated[int | None, Parameter("--unit"), Ge(0)] = None,
@@ -55,6 +57,8 @@ def trace(  # noqa: PLR0913 - each parameter is a flag
         File of spans to read, in the file format of OTLP: one export as JSON per line.
     listen
         Address at which to receive spans over gRPC.
+    metrics_public
+        Allow an address at which other machines can send spans without TLS.
     out
         Append the received spans to this file, up to a gigabyte.
     session
@@ -93,6 +97,8 @@ def trace(  # noqa: PLR0913 - each parameter is a flag
         sys.stdout.flush()
 
     async def receive(shutdown: process.Shutdown) -> None:
+        is_allowed = metrics_public or fabric.fabric_tls is not None
+        await check_metrics_exposure(listen, is_public_allowed=is_allowed)
         credentials = open_credentials(fabric, Role.OPERATOR)
         async with receiving(listen, collected, out, credentials) as address:
             url = f"https://{server_name(Role.OPERATOR)}:{address.port}"

@@ -17,6 +17,7 @@ from annotated_types import Ge, Le
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
+from duplane.edge.start_check import check_clients
 from duplane.fabric import process
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
@@ -67,6 +68,12 @@ class UpSettings:
     """Certificate chain (PEM). With it the edge serves only wss:// and https://."""
     tls_key: ExistingFile | None = None
     """Key of --tls-cert (PEM, no password)."""
+    behind_tls_proxy: Annotated[bool, Parameter(negative=())] = False
+    """Let other machines reach the edge without TLS, because a proxy before it ends TLS."""
+    api_keys: ExistingFile | None = None
+    """File of API keys, one of which each client must show."""
+    auth: Literal["keys", "none"] | None = None
+    """`none` lets everybody who reaches the edge open sessions. Default: as for an edge."""
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None
     """Port of the edge's metrics for Prometheus, on 127.0.0.1. The scheduler has the next port, and
     the workers have the ports after that. Default: no metrics."""
@@ -232,6 +239,7 @@ async def running(settings: UpSettings, certificates: Path | None = None) -> Asy
         host = listen.host if settings.host is None else settings.host.strip("[]")
         address = Address(host, listen.port if settings.port is None else settings.port)
         metrics = [Address("127.0.0.1", port) for port in metrics_ports(settings)]
+        await check_clients(replace(edge_settings, listen=str(address)))
         for listened in (address, *metrics):
             _check_port(listened)
         for device in settings.devices or (worker_settings.device,):
@@ -305,7 +313,13 @@ async def _build_checkpoint(directory: Path | str) -> None:
 
 
 def _edge_flags(settings: UpSettings) -> tuple[str, ...]:
-    return _flags({"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key})
+    values: dict[str, object] = {
+        "--tls-cert": settings.tls_cert,
+        "--tls-key": settings.tls_key,
+        "--api-keys": settings.api_keys,
+        "--auth": settings.auth,
+    }
+    return (*_flags(values), *(("--behind-tls-proxy",) if settings.behind_tls_proxy else ()))
 
 
 def _worker_flags(
