@@ -145,6 +145,7 @@ async def test_on_this_machine_nothing_needs_a_credential(caplog: pytest.LogCapt
     [
         (("edge", "--listen", "0.0.0.0:0"), "--behind-tls-proxy"),
         (("up", "--host", "0.0.0.0", "--port", "0"), "--behind-tls-proxy"),
+        (("up", "--host", "0.0.0.0", "--port", "0", "--behind-tls-proxy"), "--auth none"),
         (("status", "--scheduler", "10.255.255.1:8010"), "--fabric-plaintext"),
         (("drain", "w", "--scheduler", "10.255.255.1:8010"), "--fabric-tls"),
         (("trace", "--listen", "0.0.0.0:0"), "--metrics-public"),
