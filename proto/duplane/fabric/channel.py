@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from grpc_health.v1 import health as _typed_health
@@ -13,10 +13,13 @@ from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 from grpc_reflection.v1alpha import reflection
 
 from duplane.fabric.process import StartError
-from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.handshakes import Handshakes
 from duplane.fabric.tls.identity import Role, server_name
 from duplane.fabric.tls.interceptor import RoleInterceptor
+
+if TYPE_CHECKING:
+    # Not imported without TLS: it imports cryptography, which takes a tenth of a second.
+    from duplane.fabric.tls.credentials import FabricCredentials
 
 # The published stubs have no types for the asyncio API of this package.
 health: Any = _typed_health

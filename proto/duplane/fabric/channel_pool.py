@@ -7,15 +7,19 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from duplane.fabric.channel import open_channel
 from duplane.fabric.errors import FabricError
-from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.failures import TlsFailures
 from duplane.fabric.tls.identity import Role
+
+if TYPE_CHECKING:
+    # Not imported without TLS: it imports cryptography, which takes a tenth of a second.
+    from duplane.fabric.tls.credentials import FabricCredentials
 
 MAX_COUNT = 256  # with more channels, the least recently used one is closed once no call uses it
 _NEW_S = 2.0  # a channel that fails so soon after it was opened may have been refused

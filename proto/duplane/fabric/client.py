@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 from cachetools import TTLCache
@@ -24,7 +24,6 @@ from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.health_checks import TIME_LIMIT_S, UNREACHABLE_CODES, HealthChecks
 from duplane.fabric.repeated_log import RepeatedLog
-from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import (
     admin_pb2_grpc,
@@ -34,6 +33,10 @@ from duplane.fabric.v1 import (
     session_pb2_grpc,
     trace_pb2,
 )
+
+if TYPE_CHECKING:
+    # Not imported without TLS: it imports cryptography, which takes a tenth of a second.
+    from duplane.fabric.tls.credentials import FabricCredentials
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,10 +18,13 @@ from google.protobuf.message import Message
 
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.tls import access
-from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.handshakes import Handshakes
 from duplane.fabric.tls.identity import Identity
 from duplane.fabric.tls.peers import peer_certificate, peer_identity
+
+if TYPE_CHECKING:
+    # Not imported without TLS: it imports cryptography, which takes a tenth of a second.
+    from duplane.fabric.tls.credentials import FabricCredentials
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("duplane.audit")

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import socket
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
-from cryptography import x509
 from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
 
 from duplane.fabric.settings import Names, PositiveInt
-from duplane.fabric.tls.certificates import (
-    CA_FILE,
-    TIME_FORMAT,
-    dns_names,
-    fingerprint,
-    identity_of,
-    parse_certificates,
-    problems,
-    read_files,
-)
 from duplane.fabric.tls.identity import Identity, Role, parse_identity
 from duplane.fabric.tls.settings import DEFAULT_TRUST_DOMAIN
-from duplane.tools.certs.issuing import CA_KEY_FILE, Authority, write_leaf
 from duplane.tools.command import CommandError, UsageError, app
 
 certs = App(name="certs", help="Make, show and check the certificates of a fabric.")
@@ -64,6 +52,8 @@ def dev(
     trust_domain
         Trust domain of the fabric.
     """
+    from duplane.tools.certs.issuing import CA_KEY_FILE, Authority, write_leaf
+
     host = name or socket.gethostname()
     identities = [_identity(trust_domain, role, host) for role in roles]
     try:
@@ -92,6 +82,9 @@ def show(file: ExistingFile, /) -> None:
     file
         File with certificates (PEM), such as `tls.crt` or `ca.crt`.
     """
+    from duplane.fabric.tls.certificates import parse_certificates
+    from duplane.tools.certs.descriptions import description
+
     try:
         with file.open("rb") as opened:
             found = parse_certificates(opened.read(_MAX_SHOWN_BYTES), str(file))
@@ -99,7 +92,7 @@ def show(file: ExistingFile, /) -> None:
         raise CommandError(f"{file}: {error.strerror}") from None
     except ValueError as error:
         raise CommandError(str(error)) from None
-    sys.stdout.write("\n".join(map(_description, found)))
+    sys.stdout.write("\n".join(map(description, found)))
 
 
 @certs.command
@@ -123,6 +116,9 @@ def check(
     trust_domain
         Trust domain of the fabric.
     """
+    from duplane.fabric.tls.certificates import CA_FILE, identity_of, problems, read_files
+    from duplane.tools.certs.descriptions import days_left, end
+
     try:
         files = read_files(directory)
     except (OSError, ValueError) as error:
@@ -132,7 +128,7 @@ def check(
         raise CommandError(f"{directory}: {'; '.join(found)}")
     leaf = files.leaf
     sys.stdout.write(
-        f"{identity_of(leaf)} is usable until {_end(leaf)}, {_days_left(leaf)};"
+        f"{identity_of(leaf)} is usable until {end(leaf)}, {days_left(leaf)};"
         f" {len(files.cas)} trusted in {CA_FILE}\n"
     )
     return 0
@@ -143,29 +139,3 @@ def _identity(trust_domain: str, role: str, name: str) -> Identity:
         return parse_identity(f"spiffe://{trust_domain}/duplane/{role}/{name}")
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _description(certificate: x509.Certificate) -> str:
-    try:
-        names = str(identity_of(certificate))
-    except ValueError:
-        names = "none of a fabric"
-    lines = (
-        ("subject", certificate.subject.rfc4514_string()),
-        ("issuer", certificate.issuer.rfc4514_string()),
-        ("SPIFFE ID", names),
-        ("DNS names", ", ".join(dns_names(certificate)) or "none"),
-        ("valid from", f"{certificate.not_valid_before_utc:{TIME_FORMAT}}"),
-        ("valid until", f"{_end(certificate)}, {_days_left(certificate)}"),
-        ("fingerprint", fingerprint(certificate)),
-    )
-    return "".join(f"{name + ':':<13}{value}\n" for name, value in lines)
-
-
-def _end(certificate: x509.Certificate) -> str:
-    return f"{certificate.not_valid_after_utc:{TIME_FORMAT}}"
-
-
-def _days_left(certificate: x509.Certificate) -> str:
-    days = (certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
-    return f"{days:.1f} days left"
