@@ -64,7 +64,7 @@ MODEL_FOLDERS = {
     "preparer": ("vocoder", "preparer_parts", "duplex", "chat"),
     "model": (*NETWORKS, "preparer_parts", "loader", "duplex", "chat", "preparer"),
     "worker_model": ("chat", "preparer", "model"),
-    "family": ("preparer_parts", "preparer", "model", "worker_model"),
+    "family": ("vision", "preparer_parts", "preparer", "model", "worker_model"),
 }
 BASE = (
     "batch_isolation",

@@ -33,7 +33,7 @@ from duplane.worker.models.interface import (
     Unfinished,
     VoiceReady,
 )
-from duplane.worker.models.minicpm_o.vision.preprocessing import decode_image
+from duplane.worker.models.minicpm_o.vision.pixels import decode_image
 from duplane.worker.models.types import (
     ConversationOptions,
     Opened,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from duplane.worker.models import interface
+from duplane.worker.models.cpu_threads import usable_cores
 from duplane.worker.models.minicpm_o import dtype as dtypes
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer import Preparer
-from duplane.worker.models.minicpm_o.preparer_parts import load_preparer_parts
+from duplane.worker.models.minicpm_o.preparer_parts import (
+    PreparerParts,
+    load_preparer_parts,
+)
+from duplane.worker.models.minicpm_o.vision.processes import confined
 from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 from duplane.worker.models.torch_device import TorchDevice
 from duplane.worker.settings import WorkerSettings
+
+_DECODERS = range(2, 5)  # processes that decode the pictures of units, depending on the cores
 
 
 def open_device(settings: WorkerSettings) -> interface.Device:
@@ -42,4 +50,15 @@ class _Family:
             cuda_graphs=settings.cuda_graphs,
             preparation=preparation,
         )
+        preparation = _confined(preparation)
         return Preparer(preparation, settings.context_token_limit), WorkerModel(model)
+
+
+def _confined(parts: PreparerParts) -> PreparerParts:
+    """Return the parts, with pictures that are decoded in processes of their own."""
+    prompts = parts.prompts
+    if prompts.pictures is None:
+        return parts
+    process_count = min(max(_DECODERS.start, usable_cores()), _DECODERS.stop - 1)
+    pictures = confined(prompts.pictures, process_count)
+    return replace(parts, prompts=replace(prompts, pictures=pictures))

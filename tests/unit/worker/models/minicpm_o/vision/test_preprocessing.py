@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
-from duplane.worker.models.minicpm_o.vision.preprocessing import (
+from duplane.worker.models.minicpm_o.vision.pixels import (
     MAX_PIXELS,
-    MAX_SCALED_AREAS,
     MAX_SCANNED_PIXELS,
-    MAX_SLICES,
-    ImageError,
-    ImageRules,
     decode_image,
+    decode_planned,
+)
+from duplane.worker.models.minicpm_o.vision.preprocessing import (
+    MAX_SCALED_AREAS,
+    MAX_SLICES,
+    ImageRules,
     plan_image,
     plan_sizes,
     prepare,
-    prepare_planned,
     slice_grid,
 )
+from duplane.worker.models.types import ImageError
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +182,7 @@ def test_an_image_is_planned_like_the_picture_that_it_contains(
 def test_a_picture_of_another_size_than_its_header_states_is_refused() -> None:
     planned = plan_image(RULES, encode(noise(40, 30)), 1)
     with pytest.raises(ImageError, match="cannot be decoded"):
-        prepare_planned(RULES, replace(planned, data=encode(noise(30, 40))))
+        decode_planned(replace(planned, data=encode(noise(30, 40))))
 
 
 @pytest.mark.parametrize("size", [(0, 10), (10, 0)])

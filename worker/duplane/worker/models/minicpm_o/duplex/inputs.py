@@ -19,11 +19,8 @@ from duplane.worker.models.minicpm_o.loader import ModelParts
 from duplane.worker.models.minicpm_o.preparer_parts import PromptParts
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import ImageMarks, duplex_layout, tile_count
-from duplane.worker.models.minicpm_o.vision.preprocessing import (
-    USUAL_SCANS,
-    Pictures,
-    PlannedImage,
-)
+from duplane.worker.models.minicpm_o.vision.pixels import USUAL_SCANS, PlannedImage
+from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.types import ImageError, Unit, UnitFailure
 
 MAX_FRAME_PIXELS = 1 << 23
@@ -191,7 +188,7 @@ def prepare_steps(
         if images:
             yield
         try:
-            images.append(pictures.prepare_planned(frame))
+            images.append(pictures.decode_frame(frame))
         except ImageError as error:
             return _bad_frame(unit, index, str(error))
     return replace(unit, frames=tuple(images))

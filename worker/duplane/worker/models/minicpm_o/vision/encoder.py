@@ -16,12 +16,8 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointErr
 from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.types import ImageTile, PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import ImageMarks
-from duplane.worker.models.minicpm_o.vision.preprocessing import (
-    MAX_PIXELS,
-    RULES_FILE,
-    ImageRules,
-    Pictures,
-)
+from duplane.worker.models.minicpm_o.vision.pixels import MAX_PIXELS
+from duplane.worker.models.minicpm_o.vision.preprocessing import RULES_FILE, ImageRules, Pictures
 from duplane.worker.models.minicpm_o.vision.resampler import Resampler
 from duplane.worker.models.minicpm_o.vision.siglip import (
     VisionConfig,

@@ -1,7 +1,7 @@
-"""Image preprocessing: decodes, scales and slices an image, and cuts it into patches.
+"""Image preprocessing: plans how an image is scaled and sliced, and has it decoded and cut.
 
 An image that is too large to decode or to encode is refused by its header, before any of its pixels
-is decoded. Uses numpy and Pillow, no torch.
+is decoded.
 Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo@28b60cf (LLaVA-UHD slicing,
 https://arxiv.org/abs/2403.11703).
 """
@@ -9,36 +9,34 @@ https://arxiv.org/abs/2403.11703).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, read_json
-from duplane.worker.models.minicpm_o.types import Grid, ImageTile, PreparedImage, Size
+from duplane.worker.models.minicpm_o.types import Grid, PreparedImage, Size
 from duplane.worker.models.minicpm_o.vision.layout import ImageMarks, tile_rows
+from duplane.worker.models.minicpm_o.vision.pixels import (
+    MAX_PIXELS,
+    Plan,
+    PlannedImage,
+    cut_picture,
+    decode_planned,
+    read_header,
+)
 from duplane.worker.models.types import ImageError
 
 RULES_FILE = "preprocessor_config.json"
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-
-MAX_PIXELS = 1 << 25
-"""Maximum number of pixels of an encoded image; a larger image is refused before it is decoded."""
 MAX_SLICES = 64
 """Maximum number of slices of one image. Each slice costs as much as another image."""
-USUAL_SCANS = 12
-MAX_SCANNED_PIXELS = USUAL_SCANS * MAX_PIXELS
-"""Upper bound of a JPEG's pixels times its scans. Each scan is a pass over all pixels but may have
-only a few bytes, so a small file could occupy a decoder for hours. Progressive files usually have
-about ten scans."""
 MAX_SCALED_AREAS = 8
 """Maximum number of patches of one tile, as a multiple of the patches of a square tile. Only narrow
 strips would have more."""
+
+Decode = Callable[[PlannedImage], PreparedImage]
 
 
 @dataclass(frozen=True)
@@ -82,34 +80,6 @@ class ImageRules:
         return (self.scale_resolution // self.patch_size) ** 2
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The sizes to which an image is scaled. Every side is a multiple of the patch size."""
-
-    source: Size
-    grid: Grid | None = None
-    refined: Size = (0, 0)
-    """Size of the scaled image that is cut into slices; (0, 0) without a grid."""
-
-
-@dataclass(frozen=True)
-class PlannedImage:
-    """An encoded image that was judged by its header. `plan` says how it is scaled and cut.
-
-    `scans` is the number of passes over all pixels in which the image is decoded.
-    """
-
-    data: bytes
-    size: Size
-    scans: int
-    plan: Plan
-
-    @property
-    def pixels(self) -> int:
-        """The number of pixels to decode."""
-        return math.prod(self.size)
-
-
 def prepare(
     rules: ImageRules,
     data: bytes,
@@ -121,7 +91,7 @@ def prepare(
     `max_slices` 1 means no slices, None the checkpoint's limit. Raises `ImageError` for an image
     that cannot be used or has more than `max_pixels` pixels.
     """
-    return prepare_planned(rules, plan_image(rules, data, max_slices, max_pixels))
+    return decode_planned(plan_image(rules, data, max_slices, max_pixels))
 
 
 def plan_image(
@@ -131,55 +101,15 @@ def plan_image(
     max_pixels: int = MAX_PIXELS,
 ) -> PlannedImage:
     """Judge an encoded image by its header, as `prepare` does. No pixel is decoded."""
-    with _opened(data, max_pixels) as image:
-        scans = _scan_count(image, data)
-        return PlannedImage(data, image.size, scans, _plan(rules, image.size, max_slices))
-
-
-def prepare_planned(rules: ImageRules, image: PlannedImage) -> PreparedImage:
-    """Decode, scale and cut an image. Raises `ImageError` if its pixels cannot be decoded."""
-    picture = decode_image(image.data, image.pixels)
-    if picture.size != image.size:  # its decoder has found another size than its header states
-        raise ImageError("the image cannot be decoded")
-    return _prepared(rules, picture, image.plan)
+    size, scans = read_header(data, max_pixels)
+    return PlannedImage(data, size, scans, _plan(rules, size, max_slices))
 
 
 def prepare_picture(
     rules: ImageRules, picture: Image.Image, max_slices: int | None = None
 ) -> PreparedImage:
     """Scale and cut a decoded RGB image, as `prepare` does."""
-    return _prepared(rules, picture, _plan(rules, picture.size, max_slices))
-
-
-def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode an image of one of `FORMATS` to RGB; raises `ImageError`.
-
-    As in the reference, an alpha channel is dropped, a palette is applied and the EXIF orientation
-    is ignored. For 16-bit grey the upper 8 bits are used, whereas the reference clips values to
-    white. For an animation the first frame is used.
-    """
-    with _opened(data, max_pixels) as image:
-        image.load()
-        return _to_rgb(image)
-
-
-@contextmanager
-def _opened(data: bytes, max_pixels: int) -> Generator[Image.Image]:
-    """Open an image and read its header. Errors of the block become `ImageError`, too."""
-    if not data:
-        raise ImageError("the image is empty")
-    try:
-        with Image.open(BytesIO(data), formats=FORMATS) as opened:
-            _check_cost(opened, data, max_pixels)
-            yield opened
-    except ImageError:
-        raise
-    except UnidentifiedImageError as error:
-        raise ImageError("the image is no readable JPEG, PNG, WEBP, GIF or BMP") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(f"the image has more than {MAX_PIXELS} pixels") from error
-    except Exception as error:  # decoders raise many types for hostile bytes
-        raise ImageError("the image cannot be decoded") from error
+    return cut_picture(picture, _plan(rules, picture.size, max_slices))
 
 
 def _plan(rules: ImageRules, size: Size, max_slices: int | None) -> Plan:
@@ -189,11 +119,6 @@ def _plan(rules: ImageRules, size: Size, max_slices: int | None) -> Plan:
     return plan_sizes(rules, size, allowed)
 
 
-def _prepared(rules: ImageRules, picture: Image.Image, plan: Plan) -> PreparedImage:
-    tiles = tuple(_tile(rules, image) for image in _cut(rules, picture, plan))
-    return PreparedImage(tiles, plan.grid, picture.size)
-
-
 def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
     """Choose the scaled size of an image, and its slices.
 
@@ -201,15 +126,15 @@ def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
     """
     patch = rules.patch_size
     if not rules.is_scaled:
-        plan = Plan(source=(size[0] // patch * patch, size[1] // patch * patch))
+        cropped = size[0] // patch * patch, size[1] // patch * patch
+        plan = Plan(cropped, patch, is_scaled=False)
     else:
         grid = slice_grid(rules, size, max_slices)
         if grid is None:
-            plan = Plan(source=_scaled(rules, size))
+            plan = Plan(_scaled(rules, size), patch)
         else:
-            plan = Plan(_scaled(rules, size), grid, _refined(rules, size, grid))
-    columns, rows = plan.grid or (1, 1)
-    largest = max(math.prod(plan.source), math.prod(plan.refined) // (columns * rows))
+            plan = Plan(_scaled(rules, size), patch, grid, _refined(rules, size, grid))
+    largest = max(map(math.prod, plan.tile_sizes))
     # The short side of such a strip would have less than one pixel, so its tiles would be small.
     is_strip = rules.is_scaled and max(size) >= min(size) * rules.scale_resolution**2
     if is_strip or not 0 < largest <= MAX_SCALED_AREAS * rules.scaled_patches * patch**2:
@@ -240,33 +165,6 @@ def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
     return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
 
 
-def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
-    """Refuse an image whose decoding would take too long. So far, only its header was read."""
-    width, height = opened.size
-    if width * height > max_pixels:
-        raise ImageError(f"the image has {width} x {height} pixels, more than {max_pixels}")
-    scans = _scan_count(opened, data)
-    if scans * width * height > MAX_SCANNED_PIXELS:
-        raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
-
-
-def _scan_count(opened: Image.Image, data: bytes) -> int:
-    """Count the passes over the pixels. Only a JPEG may have more than one."""
-    if opened.format in FORMATS[1:]:
-        return 1
-    # Each scan begins with this marker, which entropy-coded data never contains. An embedded
-    # thumbnail may contain it too, but that is rare.
-    return max(1, data.count(b"\xff\xda"))
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to RGB; transparency is ignored."""
-    image.info.pop("transparency", None)
-    if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    return image.convert("RGB")
-
-
 def _scaled(rules: ImageRules, size: tuple[float, float]) -> Size:
     """Return a size of whole patches, with the shape of `size` and about the configured area."""
     shape = size[0] / size[1]
@@ -289,29 +187,6 @@ def _nearest(length: int, step: int) -> int:
     return max(round(length / step), 1) * step
 
 
-def _cut(rules: ImageRules, picture: Image.Image, plan: Plan) -> Iterator[Image.Image]:
-    if not rules.is_scaled:
-        yield picture.crop((0, 0, *plan.source))
-        return
-    yield picture.resize(plan.source, Image.Resampling.BICUBIC)
-    if plan.grid is None:
-        return
-    columns, rows = plan.grid
-    refined = picture.resize(plan.refined, Image.Resampling.BICUBIC)
-    width, height = plan.refined[0] // columns, plan.refined[1] // rows
-    for top in range(0, plan.refined[1], height):
-        for left in range(0, plan.refined[0], width):
-            yield refined.crop((left, top, left + width, top + height))
-
-
-def _tile(rules: ImageRules, image: Image.Image) -> ImageTile:
-    patch = rules.patch_size
-    pixels = np.asarray(image)
-    rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
-    patches = pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
-    return ImageTile(patches.reshape(rows * columns, 3 * patch**2), rows, columns)
-
-
 def _per_channel(
     config: Mapping[str, Any], name: str, default: tuple[float, float, float]
 ) -> tuple[float, float, float]:
@@ -327,12 +202,15 @@ def _per_channel(
 class Pictures:
     """Prepares images for the encoder without its weights; safe in any thread.
 
-    A tile has `rows` embeddings; `marks` are the special tokens around images.
+    A tile has `rows` embeddings; `marks` are the special tokens around images. `decode` decodes the
+    images of chats, `decode_frame` those of units.
     """
 
     rules: ImageRules
     marks: ImageMarks
     rows: int
+    decode: Decode = decode_planned
+    decode_frame: Decode = decode_planned
 
     @classmethod
     def load(cls, directory: Path, config: Mapping[str, Any]) -> Pictures | None:
@@ -354,17 +232,13 @@ class Pictures:
         self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS
     ) -> PreparedImage:
         """Decode and cut an encoded image; see the function `prepare`."""
-        return prepare(self.rules, data, max_slices, max_pixels)
+        return self.decode(self.plan(data, max_slices, max_pixels))
 
     def plan(
         self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS
     ) -> PlannedImage:
         """Judge an encoded image by its header; see the function `plan_image`."""
         return plan_image(self.rules, data, max_slices, max_pixels)
-
-    def prepare_planned(self, image: PlannedImage) -> PreparedImage:
-        """Decode and cut an image; see the function `prepare_planned`."""
-        return prepare_planned(self.rules, image)
 
     def prepare_picture(self, picture: Image.Image, max_slices: int | None = None) -> PreparedImage:
         """Cut a decoded RGB image; see the function `prepare_picture`."""
