@@ -56,11 +56,11 @@ class Schedulers:
         call.send(registry_pb2.AttachRequest(register=register))
         return call
 
-    def acquire(self, at: int, request_id: str, ticket_id: str = "") -> Call:
-        """Ask for a slot."""
-        request = lease_pb2.AcquireLeaseRequest(
-            request_id=request_id, kind=AUDIO, ticket_id=ticket_id
-        )
+    def acquire(self, at: int, request_id: str, place: lease_pb2.Queued | None = None) -> Call:
+        """Ask for a slot, or return to a place in the queue."""
+        request = lease_pb2.AcquireLeaseRequest(request_id=request_id, kind=AUDIO)
+        if place:
+            request.ticket_id, request.ticket_proof = place.ticket_id, place.ticket_proof
         call = Call(Chance())
         call.begin(lambda context: self.schedulers[at].leases.AcquireLease(request, context))
         return call

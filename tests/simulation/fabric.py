@@ -295,8 +295,9 @@ class Caller:
         self._name = f"r{number}"
         self._fabric = fabric
         self._tenant_id = fabric.chance.choice(TENANTS)
-        self._ticket_id = ""
+        self._ticket_id, self._ticket_proof = "", b""
         self._was_granted = False
+        self._caller_key = self._name.encode()
         self._at = 0  # index of the scheduler
 
     async def run(self) -> None:
@@ -320,6 +321,8 @@ class Caller:
                 ticket_id=self._ticket_id,
                 tenant_id=self._tenant_id,
                 was_granted=self._was_granted,
+                ticket_proof=self._ticket_proof,
+                caller_key=self._caller_key,
             )
             try:
                 return await self._read_grant(request)
@@ -337,12 +340,15 @@ class Caller:
             while True:
                 response = await call.read()
                 if response.HasField("granted"):
-                    self._ticket_id = response.granted.ticket_id or self._ticket_id
+                    if response.granted.ticket_id:
+                        self._ticket_id = response.granted.ticket_id
+                        self._ticket_proof = response.granted.ticket_proof
                     self._was_granted = bool(self._ticket_id)
                     return response.granted
                 self._fabric.laws.position_shown(position, response.queued.position)
                 self._fabric.laws.place_shown(self._ticket_id, response.queued.ticket_id)
                 position, self._ticket_id = response.queued.position, response.queued.ticket_id
+                self._ticket_proof = response.queued.ticket_proof
 
     async def _use(self, granted: lease_pb2.Granted) -> bool:
         """Claim a lease and hold its slot, or die before the claim.

@@ -73,7 +73,9 @@ class Scheduler:
         )
         limit = SETTINGS.ticket_limit
         self.quotas = Quotas(self.store, self.state, limit, clock)
-        self.waiters = Waiters(self.store, self.state, limit, self.quotas, grants.enqueue)
+        self.waiters = Waiters(
+            self.store, self.state, limit, self.quotas, grants.enqueue, grants.may_return
+        )
         positions = PositionUpdates(self.state)
         self.leases = LeaseServicer(
             SETTINGS,

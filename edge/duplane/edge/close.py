@@ -115,4 +115,5 @@ WORKER_CLOSED: Mapping[int, CloseReason] = {
     session_pb2.CLOSE_REASON_SHUTDOWN: CloseReason.SHUTDOWN,
     session_pb2.CLOSE_REASON_REVOKED: CloseReason.FAILED,
     session_pb2.CLOSE_REASON_ENGINE_FAILED: CloseReason.FAILED,
+    session_pb2.CLOSE_REASON_OPERATOR: CloseReason.SHUTDOWN,
 }

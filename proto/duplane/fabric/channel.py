@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -90,12 +91,25 @@ def open_channel(
     return grpc.aio.secure_channel(address, credentials.channel_credentials, options=options)
 
 
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How many calls a server runs at the same time.
+
+    A call above `total` is refused with RESOURCE_EXHAUSTED. A call above `per_connection` waits in
+    its client.
+    """
+
+    total: int = 4096
+    per_connection: int = 4096
+
+
 class FabricServer:
     """A gRPC server with the official health and reflection services.
 
     Register servicers on `grpc`, then call `start`. From then until `stop`, the health service
     reports all `services` as SERVING, unless `set_serving` changes that. The server closes the
-    connection of a client that does not answer a ping within `ping_timeout_s`.
+    connection of a client that does not answer a ping within `ping_timeout_s`. `limits` bound the
+    calls, with those of the health service.
 
     With `credentials` the server uses mutual TLS, calls are refused that the role of the caller may
     not make, and there is no reflection.
@@ -106,13 +120,19 @@ class FabricServer:
         *services: str,
         ping_timeout_s: float = _PING_TIMEOUT_S,
         credentials: FabricCredentials | None = None,
+        limits: CallLimits = CallLimits(),
     ) -> None:
         self._credentials = credentials
         self._handshakes = Handshakes()
         self._watching: asyncio.Task[None] | None = None
         self.grpc = grpc.aio.server(
-            options=(*SERVER_OPTIONS, *_ping_timeout(ping_timeout_s)),
+            options=(
+                *SERVER_OPTIONS,
+                *_ping_timeout(ping_timeout_s),
+                ("grpc.max_concurrent_streams", limits.per_connection),
+            ),
             interceptors=[RoleInterceptor(credentials, self._handshakes)] if credentials else [],
+            maximum_concurrent_rpcs=limits.total,
         )
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import random
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +24,7 @@ from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.health_checks import TIME_LIMIT_S, UNREACHABLE_CODES, HealthChecks
+from duplane.fabric.lease_metadata import with_lease
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import (
@@ -86,6 +88,7 @@ class FabricClient:
         self._addresses = [str(parse_address(address, "scheduler")) for address in schedulers]
         self._schedulers: Sequence[str] = ()  # resolved addresses
         self._preferred = 0
+        self._caller_key = secrets.token_bytes()  # no other process can use the leases
         self._to_schedulers = ChannelPool(Role.SCHEDULER, credentials)
         self._to_workers = ChannelPool(Role.WORKER, credentials)
         self._scheduler_checks = HealthChecks(self._to_schedulers)
@@ -148,6 +151,7 @@ class FabricClient:
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
         on_queued = on_queued and _never_growing(on_queued)
+        current.caller_key = self._caller_key
         own_avoided = self._avoided.own(request)
         for attempt in itertools.count(1):
             self._avoided.write(current, own_avoided)
@@ -182,7 +186,7 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Acquire a lease from one scheduler. Writes the assigned ticket to `request.ticket_id`."""
+        """Acquire a lease from one scheduler. Writes the assigned ticket to `request`."""
         async with self._to_schedulers.use(scheduler) as channel:
             call = lease_pb2_grpc.LeaseServiceStub(channel).AcquireLease(request)
             return await self._read_grant(call, request, on_queued, scheduler)
@@ -194,7 +198,7 @@ class FabricClient:
         on_queued: OnQueued | None,
         scheduler: str,
     ) -> lease_pb2.Granted:
-        """Return the grant from the stream of one call. Write the ticket's id to `request`."""
+        """Return the grant from the stream of one call. Write the ticket to `request`."""
         granted: lease_pb2.Granted | None = None
         try:
             # Read the stream to its end. If the client cancelled the call after the grant, it would
@@ -208,6 +212,7 @@ class FabricClient:
                         limit.reschedule(asyncio.get_running_loop().time() + _END_S)
                         continue
                     request.ticket_id = response.queued.ticket_id
+                    request.ticket_proof = response.queued.ticket_proof
                     if on_queued:
                         await on_queued(response.queued)
         except TimeoutError:
@@ -258,6 +263,7 @@ class FabricClient:
         await self._release(request)
 
     async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:
+        request.caller_key = self._caller_key
         try:
             async with self._to_schedulers.use(self._schedulers[self._preferred]) as channel:
                 stub = lease_pb2_grpc.LeaseServiceStub(channel)
@@ -271,7 +277,8 @@ class FabricClient:
     ) -> AsyncGenerator[ConverseStream]:
         """Claim the granted slot; hold it during the body of the `with`. Raises FabricError."""
         async with self._to_workers.use(granted.worker_address) as channel:
-            call = session_pb2_grpc.SessionServiceStub(channel).Converse()
+            metadata = with_lease(granted.lease)
+            call = session_pb2_grpc.SessionServiceStub(channel).Converse(metadata=metadata)
             stream = ConverseStream(call, granted)
             try:
                 with self._note_unreachable(granted):
@@ -299,7 +306,7 @@ class FabricClient:
         current.CopyFrom(request)
 
         async def keep_ticket(queued: lease_pb2.Queued) -> None:
-            current.ticket_id = queued.ticket_id
+            current.ticket_id, current.ticket_proof = queued.ticket_id, queued.ticket_proof
             if on_queued:
                 await on_queued(queued)
 
@@ -307,7 +314,7 @@ class FabricClient:
         for attempt in range(_CLAIM_ATTEMPTS):
             current.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(current, pass_on)
-            current.ticket_id = granted.ticket_id
+            current.ticket_id, current.ticket_proof = granted.ticket_id, granted.ticket_proof
             current.was_granted = bool(granted.ticket_id)
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
@@ -339,7 +346,8 @@ class FabricClient:
             turn = session_pb2.ChatRequest()
             turn.CopyFrom(request)
             turn.lease.CopyFrom(granted.lease)
-            call = session_pb2_grpc.SessionServiceStub(channel).Chat(turn)
+            metadata = with_lease(granted.lease)
+            call = session_pb2_grpc.SessionServiceStub(channel).Chat(turn, metadata=metadata)
             try:
                 yield self._chat_responses(call, granted)
             finally:

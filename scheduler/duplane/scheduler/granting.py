@@ -32,6 +32,9 @@ PORTION = 8  # grants that are begun before other tasks can run
 # return with their tickets. The loop waits for them: it grants nothing for RETURN_S. Then it waits
 # until no caller has returned for LATE_RETURN_S.
 LATE_RETURN_S = 0.3
+# For this time after a restart, callers return to places that they cannot prove. Callers need less
+# than a second to connect, but a host may be busy with its start.
+ACCEPT_RETURNS_S = 5.0
 
 
 class GrantLoop:
@@ -53,8 +56,11 @@ class GrantLoop:
         self._claim_timeout_s = claim_timeout_s
         self._resume_grace_s = resume_grace_s
         self._await_returns()
+        self._accept_returns_until = state.clock() + ACCEPT_RETURNS_S
         self._is_resuming = False
-        self._epochs: dict[str, int] = {}  # by worker id; of workers seen until `_resume_until`
+        self._has_lost_queue = False
+        # By worker id; of workers seen until `_accept_returns_until`.
+        self._epochs: dict[str, int] = {}
         self._running: dict[int, asyncio.Task[None]] = {}  # grants, by order of the ticket
         self._has_change = asyncio.Event()
         self._is_idle = asyncio.Event()
@@ -80,12 +86,30 @@ class GrantLoop:
         self._epochs[worker.worker_id] = worker.epoch
         if is_known or not any(slot.fencing_number for slot in worker.slots):
             return
-        if self._hold_s() is None and self._state.clock() < self._resume_until:
-            _log.info("a restart has lost the queue; waiting for its callers to return")
-        self._is_resuming = True
+        self._has_lost_queue = True
+        if self._state.clock() < self._resume_until:
+            if self._hold_s() is None:
+                _log.info("a restart has lost the queue; waiting for its callers to return")
+            self._is_resuming = True
+
+    def may_return(self, order: int) -> bool:
+        """True if the caller of a ticket without a valid proof may return to its place now.
+
+        After a restart that has lost the queue, nobody can prove where it stood. So the places of
+        callers that return count for a moment: for a shorter one if the workers have served no
+        session, so that there may have been no queue.
+        """
+        now = self._state.clock()
+        is_expected = self._has_lost_queue or not self._state.workers or now < self._resume_limit
+        is_early = now < self._accept_returns_until
+        return is_expected and is_early and self._store.may_be_former(order)
 
     async def enqueue(
-        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        owner: str,
+        order: int | None = None,
+        holder: bytes = b"",
     ) -> Ticket | Grant:
         """Enqueue a request; grant it in the same step if a slot is free and nobody waits."""
         if order is not None:
@@ -94,15 +118,15 @@ class GrantLoop:
         await self._store.until_whole()
         candidate = self._state.free_candidate(request) if order is None else None
         if candidate is None or self._hold_s() is not None:
-            return await self._store.enqueue(request, owner, order)
-        offer = self.offer(request, candidate)
+            return await self._store.enqueue(request, owner, order, holder=holder)
+        offer = self.offer(request, candidate, holder)
         worker_id, slot = offer.claims.worker_id, offer.claims.slot
         self._state.reserve(worker_id, slot)
         try:
-            return await self._store.enqueue(request, owner, order, offer)
+            return await self._store.enqueue(request, owner, order, offer, holder)
         finally:
             self._state.unreserve(worker_id, slot)
-            self._wake()
+            self.wake()
 
     async def settled(self, order: int | None) -> None:
         """Wait until the ticket with this order number is granted, if a slot for it is free now.
@@ -135,17 +159,18 @@ class GrantLoop:
                 await self._has_change.wait()
 
     def _on_change(self, change: Change) -> None:
-        if isinstance(change, WorkerPut) and self._state.clock() < self._resume_until:
+        if isinstance(change, WorkerPut) and self._state.clock() < self._accept_returns_until:
             self._expect_returning(change.worker)
-        self._wake()
+        self.wake()
 
     def _on_contact(self, is_lost: bool) -> None:
         if not is_lost:  # the loss has ended all calls
             self._await_returns()
             self._is_resuming = True
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Look for grants that have become possible without a change of the store."""
         if self._hold_s() is None:
             self._is_idle.clear()
         self._has_change.set()
@@ -176,7 +201,7 @@ class GrantLoop:
                     await self._store.until_whole()
 
     def _begin(self, tasks: asyncio.TaskGroup, ticket: Ticket, candidate: Candidate) -> None:
-        offer = self.offer(ticket.request, candidate)
+        offer = self.offer(ticket.request, candidate, ticket.holder)
         self._state.reserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
         granting = self._grant(ticket, offer, self._state.return_count)
         self._running[ticket.order] = tasks.create_task(granting)
@@ -199,9 +224,11 @@ class GrantLoop:
             # If the store refuses the grant, the ticket or the slot has changed. If this scheduler
             # does not know the change yet, the arrival of the change wakes the loop.
             if grant or revision != self._state.revision:
-                self._wake()
+                self.wake()
 
-    def offer(self, request: lease_pb2.AcquireLeaseRequest, candidate: Candidate) -> Offer:
+    def offer(
+        self, request: lease_pb2.AcquireLeaseRequest, candidate: Candidate, holder: bytes = b""
+    ) -> Offer:
         """Return a new lease for a free slot. The store adds the fencing number."""
         claims = lease_pb2.LeaseClaims(
             lease_id=uuid.uuid4().hex,
@@ -210,6 +237,7 @@ class GrantLoop:
             slot=candidate.free_slots[0],
             kind=request.kind,
             session_id=request.session_id,
+            holder=holder,
             claim_timeout=to_duration(self._claim_timeout_s),
             tenant_id=request.tenant_id,
         )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.scheduler.holders import ticket_proof
+from duplane.scheduler.incarnations import public_incarnation
 from duplane.scheduler.lost_workers import LostWorker
 from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.hold_times import MIN_SAMPLE_COUNT, HoldTimes
 from duplane.scheduler.policy.needs import MODEL
 from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Grant, Worker
+from duplane.scheduler.store.base import Grant, Ticket, Worker
 
 
-def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
+def queued(entry: QueueEntry, state: SchedulerState, ticket_key: bytes) -> lease_pb2.Queued:
     """Return the message with a caller's place in the queue."""
     wait_s = state.wait_s(entry.ticket)
     return lease_pb2.Queued(
@@ -21,11 +23,16 @@ def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
         position=entry.position,
         queue_length=state.queue_length(entry.ticket),
         estimated_wait=None if wait_s is None else to_duration(wait_s),
+        ticket_proof=_proof(entry.ticket, ticket_key),
     )
 
 
+def _proof(ticket: Ticket, key: bytes, *, is_granted: bool = False) -> bytes:
+    return ticket_proof(key, ticket.order, ticket.holder, is_granted=is_granted)
+
+
 def granted(
-    grant: Grant, worker: Worker, keys: LeaseKeys, claim_timeout_s: float
+    grant: Grant, worker: Worker, keys: LeaseKeys, claim_timeout_s: float, ticket_key: bytes
 ) -> lease_pb2.Granted:
     """Return the message that gives a caller its grant, with the signed lease."""
     register = worker.register
@@ -35,8 +42,9 @@ def granted(
         worker_address=register.address,
         claim_timeout=to_duration(claim_timeout_s),
         ticket_id=grant.ticket.ticket_id if grant.ticket else "",
+        ticket_proof=_proof(grant.ticket, ticket_key, is_granted=True) if grant.ticket else b"",
         worker_id=grant.claims.worker_id,
-        worker_incarnation=register.incarnation,
+        worker_incarnation=public_incarnation(register.incarnation),
         model=register.model if register.HasField("model") else None,
         model_label=register.labels.get(MODEL, ""),
     )
@@ -46,7 +54,10 @@ def revoke(grant: Grant) -> registry_pb2.Revoke:
     """Return the message that tells a worker that a lease is void."""
     claims = grant.claims
     return registry_pb2.Revoke(
-        slot=claims.slot, fencing_number=claims.fencing_number, lease_id=claims.lease_id
+        slot=claims.slot,
+        fencing_number=claims.fencing_number,
+        lease_id=claims.lease_id,
+        is_end=grant.is_ended,
     )
 
 
@@ -67,7 +78,7 @@ def worker_status(
         is_silent=worker.is_silent,
         is_unreachable=worker.is_unreachable,
     )
-    _put_slots(status, worker)
+    _complete(status, worker)
     return status
 
 
@@ -88,12 +99,14 @@ def lost_worker_status(
         lost_duration=to_duration(now - lost.lost_at),
         lost_reason=lost.reason,
     )
-    _put_slots(status, worker)
+    _complete(status, worker)
     return status
 
 
-def _put_slots(status: admin_pb2.WorkerStatus, worker: Worker) -> None:
-    """Replace what the worker registered by what it has reported last."""
+def _complete(status: admin_pb2.WorkerStatus, worker: Worker) -> None:
+    """Replace what the worker registered by what it has reported last, without its secret."""
+    status.worker.ClearField("incarnation")
+    status.worker.ClearField("stream_number")
     del status.worker.slots[:]
     status.worker.slots.extend(worker.slots)
     status.worker.is_draining = worker.is_draining

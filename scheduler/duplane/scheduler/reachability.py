@@ -1,14 +1,21 @@
-"""Checks the health of workers that a caller could not reach, until these workers answer."""
+"""Checks the health of workers that a caller could not reach, until these workers answer.
+
+A caller may be wrong, or not be trusted. So a worker counts as unreachable only if it does not
+answer this scheduler either. While this is checked, none of its slots is granted here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
+from cachetools import TTLCache
 from grpc_health.v1 import health_pb2
 from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 
@@ -26,24 +33,39 @@ health_grpc: Any = _typed_health_grpc
 CHECK_TIMEOUT_S = 2.0
 FIRST_INTERVAL_S = 0.5
 MAX_INTERVAL_S = 30.0  # the interval between checks doubles up to this bound
+# A worker that has just answered is checked again only after this time, and its slots are granted
+# meanwhile. So callers that report a sound worker again and again do not take its slots away.
+TRUST_S = 1.0
+_MAX_TRUSTED = 4096  # workers whose last answer is remembered
+
+_Key = tuple[str, int]  # worker id and epoch
 
 
 class ReachabilityChecks:
-    """One loop of health checks for each worker that is marked as unreachable."""
+    """One check for each worker that is reported, one loop of checks for each unreachable worker.
+
+    `on_sound` is called when slots of a reported worker may be granted again.
+    """
 
     def __init__(
         self,
         store: LeaseStore,
         state: SchedulerState,
         credentials: FabricCredentials | None = None,
+        on_sound: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._credentials = credentials
         self._state = state
+        self._on_sound = on_sound
         self._has_new = asyncio.Event()
-        self._new: list[Worker] = []
-        self._checked: set[tuple[str, int]] = set()  # worker id and epoch
+        self._new: list[Callable[[], Coroutine[None, None, None]]] = []
+        self._reported: set[_Key] = set()  # with a check that has not ended
+        # When a reported worker may be checked again.
+        self._trusted = TTLCache[_Key, float](_MAX_TRUSTED, TRUST_S, state.clock)
+        self._checked: set[_Key] = set()
         state.listeners.append(self._on_change)
+        state.unreachable_listeners.append(self._on_reported)
 
     async def run(self) -> None:
         """Check workers until cancelled."""
@@ -51,9 +73,41 @@ class ReachabilityChecks:
             while True:
                 await self._has_new.wait()
                 self._has_new.clear()
-                for worker in self._new:
-                    tasks.create_task(self._check(worker))
+                for check in self._new:
+                    tasks.create_task(check())
                 self._new.clear()
+
+    def _on_reported(self, worker_id: str) -> None:
+        worker = self._state.workers.get(worker_id)
+        if worker is None or worker.is_unreachable:
+            return
+        key = (worker.worker_id, worker.epoch)
+        if key not in self._reported:
+            self._reported.add(key)
+            due = self._trusted.get(key, 0.0)
+            if not due:
+                self._state.suspect(*key)
+            self._begin(partial(self._verify, worker, due))
+
+    async def _verify(self, worker: Worker, due: float) -> None:
+        """Mark a reported worker as unreachable if it does not answer at the time `due`."""
+        key = (worker.worker_id, worker.epoch)
+        try:
+            await asyncio.sleep(due - self._state.clock())
+            self._state.suspect(*key)
+            if await answers(worker.register.address, self._credentials):
+                self._trusted[key] = self._state.clock() + TRUST_S
+            else:
+                with contextlib.suppress(FabricError):  # without contact, the store does it later
+                    await self._store.set_unreachable(*key, is_unreachable=True)
+        finally:
+            self._reported.discard(key)
+            self._state.trust(*key)
+            self._on_sound()
+
+    def _begin(self, check: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._new.append(check)
+        self._has_new.set()
 
     def _on_change(self, change: Change) -> None:
         match change:
@@ -61,8 +115,7 @@ class ReachabilityChecks:
                 key = (worker.worker_id, worker.epoch)
                 if key not in self._checked:
                     self._checked.add(key)
-                    self._new.append(worker)
-                    self._has_new.set()
+                    self._begin(partial(self._check, worker))
             case _:
                 pass
 

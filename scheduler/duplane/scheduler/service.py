@@ -13,11 +13,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NoReturn
 
 from duplane.fabric import process
-from duplane.fabric.channel import FabricServer
+from duplane.fabric.channel import CallLimits, FabricServer
 from duplane.fabric.exposure import warned_hourly
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
@@ -32,6 +31,7 @@ from duplane.fabric.v1 import (
     registry_pb2_grpc,
 )
 from duplane.fabric.watched_files import WatchedFiles, reload_on_hangup, watch
+from duplane.scheduler import wall_clock
 from duplane.scheduler.availability import Availability
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.key_files import StoreCredentials, open_signer
@@ -56,6 +56,10 @@ _log = logging.getLogger(__name__)
 # The time limit for the answer to a ping can be long, because missing reports show much earlier
 # that a worker hangs. Operators see such a worker as silent until its connection is closed.
 _PING_TIMEOUT_S = 30.0
+# Calls beside those that wait for a slot: an Attach stream of each of 10,000 workers, releases,
+# lists, watches and health checks.
+_OTHER_CALLS = 16_384
+_OTHER_CALLS_PER_CONNECTION = 2048  # of one edge; a worker has one stream and a health check
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
     for file, name in (
@@ -78,7 +82,7 @@ class Scheduler:
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
         self._store_credentials = StoreCredentials(settings)
-        store = open_store(settings.store, _wall_ms(), self._store_credentials)
+        store = open_store(settings.store, wall_clock.now_ms(), self._store_credentials)
         self._store = MeasuredStore(store, self.metrics.registry)
         key_age_s = None if settings.signing_key else settings.signing_key_age_s
         self._keys = LeaseKeys(self._store, signer, key_age_s)
@@ -87,14 +91,21 @@ class Scheduler:
             self._store, state, settings.claim_timeout_s, settings.resume_grace_s
         )
         tenant_tickets = waiting_limit(settings.ticket_limit, settings.tenant_ticket_share)
-        self._quotas = Quotas(self._store, state, tenant_tickets, _wall_s)
+        self._quotas = Quotas(self._store, state, tenant_tickets, wall_clock.now_s)
         self.metrics.show_quotas(self._quotas, settings.ticket_limit)
         self._waiters = Waiters(
-            self._store, state, settings.ticket_limit, self._quotas, self._grant_loop.enqueue
+            self._store,
+            state,
+            settings.ticket_limit,
+            self._quotas,
+            self._grant_loop.enqueue,
+            self._grant_loop.may_return,
         )
         self._position_updates = PositionUpdates(state)
         self._lost_workers = state.lost_workers
-        self._reachability = ReachabilityChecks(self._store, state, self._credentials)
+        self._reachability = ReachabilityChecks(
+            self._store, state, self._credentials, self._grant_loop.wake
+        )
         self._leases = LeaseServicer(
             settings,
             self._store,
@@ -114,7 +125,10 @@ class Scheduler:
     async def start(self, tasks: asyncio.TaskGroup) -> str:
         """Start to serve, start the loops as `tasks`, and return the bound host:port."""
         self._server = FabricServer(
-            *_SERVICES, ping_timeout_s=_PING_TIMEOUT_S, credentials=self._credentials
+            *_SERVICES,
+            ping_timeout_s=_PING_TIMEOUT_S,
+            credentials=self._credentials,
+            limits=_call_limits(self._settings.ticket_limit),
         )
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self._leases, self._server.grpc)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry, self._server.grpc)
@@ -187,9 +201,11 @@ async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None
     _log.info("stopped")
 
 
-def _wall_ms() -> int:
-    return int(_wall_s() * 1000)
+def _call_limits(ticket_limit: int) -> CallLimits:
+    """Return how many calls a scheduler runs, so that every ticket of the fabric may wait here.
 
-
-def _wall_s() -> float:
-    return datetime.now(UTC).timestamp()
+    Twice as many tickets as `ticket_limit` wait while callers return (see `Waiters`), and one edge
+    may have all of them.
+    """
+    waiting = 2 * ticket_limit
+    return CallLimits(waiting + _OTHER_CALLS, waiting + _OTHER_CALLS_PER_CONNECTION)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from duplane.fabric.v1 import lease_pb2
@@ -40,7 +41,8 @@ class SchedulerState:
     """Workers, tickets and grants.
 
     Each of `listeners` is called after every change. Each of `position_listeners` is called with
-    queue entries that moved up, one portion for each call of `publish_positions`.
+    queue entries that moved up, one portion for each call of `publish_positions`. Each of
+    `unreachable_listeners` is called with the id of a worker that a caller could not reach.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -55,12 +57,14 @@ class SchedulerState:
         self.hold_times = HoldTimes()
         self.listeners: list[Callable[[Change], None]] = []
         self.position_listeners: list[Callable[[Sequence[QueueEntry]], None]] = []
+        self.unreachable_listeners: list[Callable[[str], None]] = []
         self._pools: dict[str, Pool] = {}
         self._moved: dict[FairQueue, None] = {}  # queues with entries to publish, in turn
         self._slots: dict[str, dict[int, Grant]] = {}  # by worker id
         self._grants_of_order: dict[int, dict[str, Grant]] = {}  # by ticket and lease id
         self._reserved_slots: dict[str, set[int]] = {}  # by worker id
         self._reserved_orders: set[int] = set()
+        self._suspected: dict[str, int] = {}  # epochs of workers that may be unreachable, by id
         self._void_numbers: dict[str, dict[int, int]] = {}  # by worker id and slot
         self._worker_since: dict[str, float] = {}
         self._grant_since: dict[str, float] = {}
@@ -152,6 +156,22 @@ class SchedulerState:
         if order is not None:
             self._reserved_orders.discard(order)
         if self.grant_of(worker_id, slot) is None:
+            self._update_candidate(worker_id)
+
+    def report_unreachable(self, worker_id: str) -> None:
+        """Tell the listeners that a caller could not reach a worker; the id may be unknown."""
+        for listener in self.unreachable_listeners:
+            listener(worker_id)
+
+    def suspect(self, worker_id: str, epoch: int) -> None:
+        """Exclude the slots of a registration until `trust` is called."""
+        self._suspected[worker_id] = epoch
+        self._update_candidate(worker_id)
+
+    def trust(self, worker_id: str, epoch: int) -> None:
+        """End the exclusion of a registration."""
+        if self._suspected.get(worker_id) == epoch:
+            del self._suspected[worker_id]
             self._update_candidate(worker_id)
 
     def entry(self, ticket: Ticket) -> QueueEntry | None:
@@ -296,6 +316,8 @@ class SchedulerState:
 
     def _update_candidate(self, worker_id: str) -> None:
         if worker := self.workers.get(worker_id):
+            if self._suspected.get(worker_id) == worker.epoch:
+                worker = replace(worker, is_unreachable=True)
             grants = self._slots.get(worker_id, {})
             void_numbers = self._void_numbers.get(worker_id, {})
             reserved = self._reserved_slots.get(worker_id, ())

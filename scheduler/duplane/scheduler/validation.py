@@ -14,15 +14,17 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import KIND_NAMES
 from duplane.fabric.settings import MAX_LABEL_COUNT, MAX_LABEL_LENGTH
 from duplane.fabric.v1 import admin_pb2, lease_pb2, model_pb2, registry_pb2
+from duplane.scheduler.holders import is_free_of_scope
 
 MAX_ID_LENGTH = 256
 MAX_SLOT_COUNT = 1024
 MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
+MAX_REGISTER_BYTES = 512 * 1024  # of a registration or report: enough for 1024 slots with long ids
 MAX_MODEL_BYTES = 4096  # every grant repeats the model
 MAX_AVOIDED_COUNT = 64
 MAX_AVOIDED_S = 60.0
 MAX_HOLD_S = 86_400.0
-MAX_FENCING_NUMBER = 2**62  # twice the present numbers, which grow with the wall-clock time
+MAX_KEY_BYTES = 64  # of a caller's key, a holder, and a ticket's proof
 
 _TICKET_ID = re.compile(r"q_([0-9a-f]{16})")
 _STATES = frozenset(registry_pb2.SlotState.values()) - {registry_pb2.SLOT_STATE_UNSPECIFIED}
@@ -47,6 +49,10 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     is_small = request.ByteSize() <= MAX_REQUEST_BYTES  # includes unknown fields and the trace
     _require(is_small, "request", f"is larger than {MAX_REQUEST_BYTES} bytes")
     _require_id(request.request_id, "request_id")
+    check_request_id(request.request_id)
+    check_caller_key(request.caller_key)
+    is_short = len(request.ticket_proof) <= MAX_KEY_BYTES
+    _require(is_short, "ticket_proof", f"is longer than {MAX_KEY_BYTES} bytes")
     _require(request.kind in KIND_NAMES, "kind", "is not a session kind")
     _require_short(request.pool, "pool")
     _require_short(request.session_id, "session_id")
@@ -77,6 +83,23 @@ def _check_limits(limits: lease_pb2.TenantLimits) -> None:
         _require(value >= 0, f"tenant_limits.{field}", "must be at least 0")
 
 
+def check_release(request: lease_pb2.ReleaseLeaseRequest) -> None:
+    """Check a request to give a lease back. Ids that nobody knows are valid."""
+    check_request_id(request.request_id)
+    check_caller_key(request.caller_key)
+
+
+def check_request_id(request_id: str) -> None:
+    """Refuse an id that could name a request of another caller."""
+    _require(is_free_of_scope(request_id), "request_id", "contains a NUL character")
+
+
+def check_caller_key(caller_key: bytes) -> None:
+    """Check the secret of a caller, which may be absent."""
+    is_short = len(caller_key) <= MAX_KEY_BYTES
+    _require(is_short, "caller_key", f"is longer than {MAX_KEY_BYTES} bytes")
+
+
 def _check_labels(labels: Mapping[str, str], field: str) -> None:
     is_bounded = len(labels) <= MAX_LABEL_COUNT
     _require(is_bounded, field, f"has more than {MAX_LABEL_COUNT} labels")
@@ -98,6 +121,14 @@ def check_estimates(request: admin_pb2.UpdateEstimatesRequest) -> None:
         _require(0 < request.smoothing <= 1, "smoothing", "must be above 0 and at most 1")
 
 
+def check_end(request: admin_pb2.EndSessionRequest) -> None:
+    """Check which sessions an operator ends. A request without an id would name unnamed ones."""
+    is_one = bool(request.session_id) != bool(request.lease_id)
+    _require(is_one, "session_id", "or lease_id must be set, and not both")
+    _require_short(request.session_id, "session_id")
+    _require_short(request.lease_id, "lease_id")
+
+
 def check_page(page_size: int, page_token: str) -> None:
     """Check the size and the token of the page that a request asks for."""
     _require(page_size >= 0, "page_size", "is negative")
@@ -115,8 +146,10 @@ def parse_ticket_id(ticket_id: str) -> int:
     return int(match[1], 16)
 
 
-def check_register(register: registry_pb2.Register) -> None:
-    """Check the first message of a worker."""
+def check_register(register: registry_pb2.Register, fencing_limit: int) -> None:
+    """Check the first message of a worker. No slot may have a number above `fencing_limit`."""
+    is_small = register.ByteSize() <= MAX_REGISTER_BYTES  # includes unknown fields
+    _require(is_small, "register", f"is larger than {MAX_REGISTER_BYTES} bytes")
     _require_id(register.worker_id, "register.worker_id")
     _require_id(register.incarnation, "register.incarnation")
     _require(_is_address(register.address), "register.address", "is not host:port")
@@ -125,11 +158,13 @@ def check_register(register: registry_pb2.Register) -> None:
     _check_labels(register.labels, "register.labels")
     _check_model(register.model, "register.model")
     _require(bool(register.kinds), "register.kinds", "is empty")
+    is_counted = len(register.kinds) <= len(KIND_NAMES)
+    _require(is_counted, "register.kinds", f"names more than {len(KIND_NAMES)} kinds")
     for index, kind in enumerate(register.kinds):
         _require(kind in KIND_NAMES, f"register.kinds[{index}]", "is not a session kind")
     is_counted = 0 < len(register.slots) <= MAX_SLOT_COUNT
     _require(is_counted, "register.slots", f"does not have 1 to {MAX_SLOT_COUNT} slots")
-    _check_slots(register.slots, "register.slots")
+    _check_slots(register.slots, "register.slots", fencing_limit)
 
 
 def _check_model(model: model_pb2.Model, path: str) -> None:
@@ -181,23 +216,28 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def check_report(report: registry_pb2.Report, slot_count: int) -> None:
-    """Check a report of a worker that registered with `slot_count` slots."""
+def check_report(report: registry_pb2.Report, slot_count: int, fencing_limit: int) -> None:
+    """Check a report of a worker that registered with `slot_count` slots, as `check_register`."""
+    is_small = report.ByteSize() <= MAX_REGISTER_BYTES  # includes unknown fields
+    _require(is_small, "report", f"is larger than {MAX_REGISTER_BYTES} bytes")
     is_whole = len(report.slots) == slot_count
     _require(is_whole, "report.slots", f"has {len(report.slots)} slots, {slot_count} registered")
-    _check_slots(report.slots, "report.slots")
+    _check_slots(report.slots, "report.slots", fencing_limit)
     _require(report.memory_used_bytes >= 0, "report.memory_used_bytes", "is negative")
     _require(report.unit_count >= 0, "report.unit_count", "is negative")
 
 
-def _check_slots(slots: Sequence[registry_pb2.SlotReport], path: str) -> None:
+def _check_slots(slots: Sequence[registry_pb2.SlotReport], path: str, fencing_limit: int) -> None:
     for index, slot in enumerate(slots):
         field = f"{path}[{index}]"
         _require(slot.slot == index, f"{field}.slot", f"is {slot.slot}, not {index}")
         _require(slot.state in _STATES, f"{field}.state", "is not a state")
-        is_sane = 0 <= slot.fencing_number < MAX_FENCING_NUMBER
-        _require(is_sane, f"{field}.fencing_number", "is out of range")
+        _require(slot.fencing_number >= 0, f"{field}.fencing_number", "is negative")
+        rule = "is more than a day ahead of this fabric; a restart of the worker resets it"
+        _require(slot.fencing_number <= fencing_limit, f"{field}.fencing_number", rule)
         is_held = slot.state == registry_pb2.SLOT_STATE_OCCUPIED
         _require(bool(slot.lease_id) or not is_held, f"{field}.lease_id", "is required")
         _require_short(slot.lease_id, f"{field}.lease_id")
         _require_short(slot.session_id, f"{field}.session_id")
+        is_short = len(slot.holder) <= MAX_KEY_BYTES
+        _require(is_short, f"{field}.holder", f"is longer than {MAX_KEY_BYTES} bytes")

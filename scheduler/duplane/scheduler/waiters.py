@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.holders import is_open_to, is_proven
 from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.needs import MODEL, demand_of, needs_of
 from duplane.scheduler.quotas import Quotas
@@ -30,16 +31,21 @@ from duplane.scheduler.store.base import (
 )
 from duplane.scheduler.validation import parse_ticket_id
 
-Enqueue = Callable[[lease_pb2.AcquireLeaseRequest, str, int | None], Awaitable[Ticket | Grant]]
+# Puts a request into the queue: takes the owner, the order and the holder, too.
+Enqueue = Callable[
+    [lease_pb2.AcquireLeaseRequest, str, int | None, bytes], Awaitable[Ticket | Grant]
+]
 _MAX_NAMED = 20  # models that a refusal lists
+_READ_TIMEOUT_S = 5.0  # time limit of the wait for the facts, as of `LeaseStore.enqueue`
 MAX_POSITION = 2**31 - 1  # of the contract's int32
 
 
 class Waiter:
     """One waiting call. `changed` is set when there is something new to send to the caller."""
 
-    def __init__(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+    def __init__(self, request: lease_pb2.AcquireLeaseRequest, holder: bytes) -> None:
         self.request = request
+        self.holder = holder
         self.owner = secrets.token_hex(8)
         self.order: int | None = None
         self.position = MAX_POSITION  # the last position that was sent
@@ -69,11 +75,16 @@ class Waiters:
         limit: int,
         quotas: Quotas,
         enqueue: Enqueue | None = None,
+        may_return: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`enqueue` replaces `store.enqueue`, and may grant a slot in the same step."""
+        """`enqueue` replaces `store.enqueue`, and may grant a slot in the same step.
+
+        `may_return` says whether a ticket that nobody knows keeps its order without a proof.
+        """
         self.limit = limit
+        self._may_return = may_return
         self._store = store
-        self._enqueue_request = enqueue or store.enqueue
+        self._enqueue_request = enqueue or self._enqueue_in_store
         self._state = state
         self._quotas = quotas
         self._why_refused = ""
@@ -89,19 +100,22 @@ class Waiters:
         return len(self._waiters)
 
     @contextlib.asynccontextmanager
-    async def waiting(self, request: lease_pb2.AcquireLeaseRequest) -> AsyncGenerator[Waiter]:
+    async def waiting(
+        self, request: lease_pb2.AcquireLeaseRequest, holder: bytes = b"", proof: bytes = b""
+    ) -> AsyncGenerator[Waiter]:
         """Hold a ticket or grant for a valid request during the body of the `with`.
 
-        Raises FabricError if the request is refused.
+        `proof` belongs to the ticket that the request names. Raises FabricError if the request is
+        refused.
         """
-        order = parse_ticket_id(request.ticket_id) if request.ticket_id else None
+        order = await self._kept_order(request, holder, proof)
         if self._why_refused:
             raise FabricError(Reason.UNAVAILABLE, self._why_refused)
         request = self._decided(request, order)
         is_known = self._is_known(request, order)
         if not is_known:
             self._admit(request, is_returning=order is not None)
-        waiter = Waiter(request)
+        waiter = Waiter(request, holder)
         self._waiters[waiter.owner] = waiter
         self._by_request.setdefault(request.request_id, set()).add(waiter)
         try:
@@ -111,7 +125,7 @@ class Waiters:
                 # The slots are given back only now, when the ticket waits again. If they were given
                 # back earlier, the next ticket could get them.
                 if order is not None:
-                    await self._give_back_former_grants(request.request_id, order)
+                    await self._give_back_former_grants(waiter, order)
             if not is_known and order is None and waiter.order is not None:
                 is_waiting = waiter.grant is None
                 self._quotas.check_order(request, waiter.order, is_waiting=is_waiting)
@@ -221,7 +235,8 @@ class Waiters:
     def _admit(self, request: lease_pb2.AcquireLeaseRequest, *, is_returning: bool) -> None:
         # A caller may return before the worker that serves its kind attaches again.
         self.check_model(request)
-        if not is_returning and self._state.workers and not self._state.serves(request):
+        is_first = not request.ticket_id
+        if is_first and self._state.workers and not self._state.serves(request):
             kind = kind_name(request.kind)
             message = f"no worker of pool {request.pool!r}{needs_of(request)} serves {kind}"
             raise FabricError(Reason.KIND_NOT_SERVED, message)
@@ -230,22 +245,60 @@ class Waiters:
         may_wait = self._state.free_candidate(request) is None
         self._quotas.check(request, is_returning=is_returning, may_wait=may_wait)
 
-    async def _give_back_former_grants(self, request_id: str, order: int) -> None:
+    async def _kept_order(
+        self, request: lease_pb2.AcquireLeaseRequest, holder: bytes, proof: bytes
+    ) -> int | None:
+        """Return the order to which a request returns; None if it goes to the end of the queue.
+
+        A caller may return with an order that a scheduler has issued to it. Callers of older
+        releases cannot prove this.
+        """
+        if not request.ticket_id:
+            return None
+        order = parse_ticket_id(request.ticket_id)
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                await self._store.until_read()  # the key of the proofs is a fact, too
+        except TimeoutError:
+            raise FabricError(Reason.UNAVAILABLE, "the store does not answer") from None
+        key = self._store.ticket_key
+        grants = self._state.grants_of_order(order)
+        had_slot = is_proven(key, order, holder, proof, is_granted=True) or any(
+            is_open_to(grant.holder, holder) for grant in grants
+        )
+        if had_slot:
+            return order
+        waiting = self._state.tickets.get(order)
+        if waiting is None and not grants and self._may_return(order):
+            return order
+        request.was_granted = False  # or the ticket would come before those of all tenants
+        is_own = waiting is not None and is_open_to(waiting.holder, holder)
+        return order if is_own or is_proven(key, order, holder, proof) else None
+
+    async def _give_back_former_grants(self, waiter: Waiter, order: int) -> None:
         """Give back the unclaimed grants that earlier requests got for the ticket at `order`.
 
         The caller returns with this ticket because it could not claim the slot of such a grant.
         """
+        request_id = waiter.request.request_id
         for grant in self._state.grants_of_order(order):
             ticket = grant.ticket
-            if ticket and not grant.is_claimed and ticket.request.request_id != request_id:
+            is_former = ticket and ticket.request.request_id != request_id
+            is_own = is_open_to(grant.holder, waiter.holder)
+            if ticket and is_former and is_own and not grant.is_claimed:
                 self._supersede(ticket.owner)
                 await self._store.give_back(grant)
 
+    async def _enqueue_in_store(
+        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None, holder: bytes
+    ) -> Ticket | Grant:
+        return await self._store.enqueue(request, owner, order, holder=holder)
+
     async def _enqueue(self, waiter: Waiter, order: int | None) -> None:
-        found = await self._enqueue_request(waiter.request, waiter.owner, order)
+        found = await self._enqueue_request(waiter.request, waiter.owner, order, waiter.holder)
         while isinstance(found, Grant) and found.claims.lease_id not in self._state.grants:
             # The grant has ended.
-            found = await self._enqueue_request(waiter.request, waiter.owner, order)
+            found = await self._enqueue_request(waiter.request, waiter.owner, order, waiter.holder)
         match found:
             case Ticket(order=taken):
                 waiter.order = taken

@@ -38,6 +38,7 @@ _Status = TypeVar("_Status")
 _Listed = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 SNAPSHOT_LENGTH = 1024  # workers, leases and tickets in one part of a snapshot
 PORTION = 64  # workers, leases and tickets that are described before other tasks can run
+MAX_WATCHER_COUNT = 64  # each can hold a backlog of its own
 BACKLOG_LENGTH = 4096  # maximum number of unread changes; one grant can move every waiting ticket
 
 
@@ -133,7 +134,13 @@ class Watch:
         return admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
 
     async def steps(self) -> AsyncGenerator[admin_pb2.WatchResponse]:
-        """Yield a snapshot, then each change. Raises UNAVAILABLE when calls are refused."""
+        """Yield a snapshot, then each change.
+
+        Raises UNAVAILABLE when calls are refused, TOO_MANY_WATCHES if too many are open.
+        """
+        if len(self._watchers) >= MAX_WATCHER_COUNT:
+            message = f"{MAX_WATCHER_COUNT} watches are open; use the lists, or try again later"
+            raise FabricError(Reason.TOO_MANY_WATCHES, message)
         watcher = _Watcher()
         self._watchers.add(watcher)
         try:

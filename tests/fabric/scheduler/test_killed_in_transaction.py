@@ -129,14 +129,14 @@ class Sessions:
         request = lease_pb2.AcquireLeaseRequest(kind=AUDIO)
 
         async def on_queued(queued: lease_pb2.Queued) -> None:
-            request.ticket_id = queued.ticket_id
+            request.ticket_id, request.ticket_proof = queued.ticket_id, queued.ticket_proof
             has_arrived.set()
 
         for attempt in range(5):
             request.request_id = f"session {number}, attempt {attempt}"
             granted = await self._client.acquire(request, on_queued)
             has_arrived.set()
-            request.ticket_id = granted.ticket_id
+            request.ticket_id, request.ticket_proof = granted.ticket_id, granted.ticket_proof
             with contextlib.suppress(FabricError):
                 await self._worker.serve(granted.lease, functools.partial(self._last, granted))
                 self.served.append(number)

@@ -85,9 +85,7 @@ async def test_scheduler_without_etcd_is_not_ready_until_it_is_back(
                     admin_pb2.ListWorkersRequest()
                 )
             assert listed.value.code() is grpc.StatusCode.UNAVAILABLE
-            again = await other.caller(
-                request_id=first.request.request_id, ticket_id=first.ticket_id
-            )
+            again = await other.caller(request_id=first.request.request_id, **first.place)
             await again.stands(1)
             assert again.ticket_id == first.ticket_id
             proxy.let_go()

@@ -105,7 +105,7 @@ async def test_waiting_caller_gets_its_model_although_the_only_worker_restarts(
         await worker.vanish()
         assert (await caller.read()).queued.position == 1
         again = await harness.caller(
-            request_id=caller.request.request_id, ticket_id=caller.ticket_id, model="a"
+            request_id=caller.request.request_id, **caller.place, model="a"
         )
         await again.stands(1)
         await harness.worker("a", labels={"model": "a"}, incarnation="a/2")

@@ -22,6 +22,7 @@ from support.time_limits import WITHIN_S
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler import revisions, wall_clock
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
@@ -318,7 +319,7 @@ async def test_restarted_scheduler_keeps_the_order_of_the_queue() -> None:
         newcomer = await harness.caller()
         await newcomer.stands(1)
         back = [
-            await harness.caller(request_id=caller.request.request_id, ticket_id=caller.ticket_id)
+            await harness.caller(request_id=caller.request.request_id, **caller.place)
             for caller in reversed(waiting)
         ]
         for caller in back:
@@ -340,7 +341,8 @@ async def test_new_fabric_grants_without_a_resume_grace() -> None:
 
 async def test_numbers_rise_above_what_workers_have_seen() -> None:
     async with SchedulerHarness.running() as harness:
-        seen = (1 << 61) + 12345  # from a scheduler with a fast clock
+        hour_ms = 3_600_000  # from a scheduler with a fast clock
+        seen = revisions.at(wall_clock.now_ms() + hour_ms) + 12345
         slots = slot_reports(FREE)
         slots[0].fencing_number = seen
         worker = await harness.worker(slots=slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -259,3 +260,31 @@ async def test_chat_that_cannot_reach_its_worker_reports_it() -> None:
         await client.release(granted.lease_id)
         await operator.until(lambda seen: seen.workers["broken"].is_unreachable)
         await worker.vanish()
+
+
+async def test_reported_worker_gets_no_grants_while_it_is_checked() -> None:
+    # The kernel accepts connections, and nobody reads from them.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        async with SchedulerHarness.running() as harness:
+            operator = await harness.operator()
+            await harness.worker("hung", slot_count=2, address=f"{host}:{port}")
+            granted = await (await harness.caller()).granted()
+            await harness.release(granted.lease_id, unreachable_worker_id="hung")
+            waiting = await harness.caller()
+            await waiting.stands(1)
+            await operator.until(lambda seen: seen.workers["hung"].is_unreachable)
+            await harness.worker("sound")
+            assert (await waiting.granted()).worker_id == "sound"
+
+
+async def test_worker_that_has_just_answered_keeps_its_grants_although_it_is_reported_again() -> (
+    None
+):
+    async with served(Sessions()) as address, SchedulerHarness.running() as harness:
+        operator = await harness.operator()
+        await harness.worker("sound", slot_count=4, address=address)
+        for _ in range(4):
+            granted = await (await harness.caller()).granted()
+            await harness.release(granted.lease_id, unreachable_worker_id="sound")
+        assert not [step for step in operator.steps if step.worker.is_unreachable]

@@ -109,7 +109,7 @@ async def test_callers_of_a_stopped_scheduler_keep_their_places(
     await behind.stands(2)
     await second.stop()
     assert (await ahead.refused()).reason is Reason.UNAVAILABLE
-    back = await third.caller(request_id=ahead.request.request_id, ticket_id=ahead.ticket_id)
+    back = await third.caller(request_id=ahead.request.request_id, **ahead.place)
     await back.stands(1)
     await worker.finish(0)
     await worker.claim(await back.granted())
@@ -127,8 +127,7 @@ async def test_call_that_stays_open_gets_no_grant_when_its_caller_returns_elsewh
     half_open = await second.caller()
     await half_open.stands(1)
     request_id = half_open.request.request_id
-    ticket_id = half_open.ticket_id
-    back = await third.caller(request_id=request_id, ticket_id=ticket_id)
+    back = await third.caller(request_id=request_id, **half_open.place)
     await back.stands(1)
     assert (await half_open.refused()).reason is Reason.SUPERSEDED
     await worker.finish(0)
@@ -266,11 +265,9 @@ async def served(caller: Caller, replicas: list[SchedulerHarness]) -> lease_pb2.
             try:
                 return await caller.granted()
             except (FabricError, EOFError):
-                ticket_id = caller.queued[-1].ticket_id if caller.queued else ""
                 harness = replicas[attempt % len(replicas)]
-                caller = await harness.caller(
-                    request_id=caller.request.request_id, ticket_id=ticket_id
-                )
+                request_id = caller.request.request_id
+                caller = await harness.caller(request_id=request_id, **caller.place)
     raise AssertionError("never served")
 
 

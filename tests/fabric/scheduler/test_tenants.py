@@ -180,7 +180,10 @@ async def test_tenants_take_turns_and_a_lost_session_comes_first() -> None:
         await harness.release(granted.lease_id)  # its slot could not be claimed
         await worker.claim(await backlog[1].granted())
         back = await harness.caller(
-            tenant_id="other", ticket_id=granted.ticket_id, was_granted=True
+            tenant_id="other",
+            ticket_id=granted.ticket_id,
+            ticket_proof=granted.ticket_proof,
+            was_granted=True,
         )
         await back.stands(1)
         await worker.finish(0)

@@ -378,6 +378,9 @@ class _Admin(_Uncalled):
         ]
         return admin_pb2.ListLeasesResponse(leases=leases)
 
+    async def EndSession(self, request, context):
+        await abort(context, FabricError(Reason.UNKNOWN_SESSION, "only its own edge has it"))
+
     async def ListTickets(self, request, context):
         tickets = [admin_pb2.TicketStatus() for _ in self._fabric.waiting]
         return admin_pb2.ListTicketsResponse(tickets=tickets, ticket_limit=1000)

@@ -155,6 +155,12 @@ class SchedulerHarness:
         await operator.until(lambda seen: seen.has_snapshot)
         return operator
 
+    async def revoke(self, lease_id: str) -> None:
+        """Give a lease back as if its holder did, whose key the test does not have."""
+        assert self._scheduler
+        state, store = self._scheduler._leases._state, self._scheduler._store
+        await store.give_back(state.grants[lease_id])
+
     async def release(self, lease_id: str, **fields: Any) -> None:
         stub = lease_pb2_grpc.LeaseServiceStub(await self.channel())
         await stub.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease_id=lease_id, **fields))
@@ -309,6 +315,12 @@ class Caller:
     @property
     def ticket_id(self) -> str:
         return self.queued[-1].ticket_id
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The fields with which a request returns to the place of this call."""
+        last = self.queued[-1] if self.queued else lease_pb2.Queued()
+        return {"ticket_id": last.ticket_id, "ticket_proof": last.ticket_proof}
 
     @property
     def position(self) -> int:

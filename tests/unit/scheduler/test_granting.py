@@ -127,9 +127,10 @@ async def test_no_slot_is_offered_from_a_state_that_is_not_whole(
         owner: str,
         order: int | None = None,
         offer: Offer | None = None,
+        holder: bytes = b"",
     ) -> Ticket | Grant:
         offers.append(offer)
-        return await enqueue(request, owner, order, offer)
+        return await enqueue(request, owner, order, offer, holder)
 
     monkeypatch.setattr(store, "until_whole", remove_worker)
     monkeypatch.setattr(store, "enqueue", note_offer)

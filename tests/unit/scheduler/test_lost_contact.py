@@ -44,7 +44,7 @@ def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None
             assert (await worker.read()).HasField("registered")
             assert (await granted(fabric.acquire(0, "holder"))).worker_id == "w"
             waiting = [fabric.acquire(0, f"r{number}") for number in range(3)]
-            tickets = [(await queued(call)).ticket_id for call in waiting]
+            places = [await queued(call) for call in waiting]
             began = loop.time()
             fabric.clients[0].cut(CUT_S)
             releasing = fabric.release(0, "holder")  # waits for etcd
@@ -56,17 +56,18 @@ def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None
             assert not fabric.schedulers[0].availability.is_serving
             async with asyncio.timeout(SOON_S):  # refused without a wait
                 assert await code_of(fabric.attach(0, 2)) == "UNAVAILABLE"
-                assert await code_of(fabric.acquire(0, "r0", tickets[0])) == "UNAVAILABLE"
+                assert await code_of(fabric.acquire(0, "r0", places[0])) == "UNAVAILABLE"
                 assert await code_of(fabric.release(0, "holder")) == "UNAVAILABLE"
             # The callers arrive at the other scheduler in reverse order. All keep their tickets.
             moved = [
-                fabric.acquire(1, f"r{number}", tickets[number]) for number in reversed(range(3))
+                fabric.acquire(1, f"r{number}", places[number]) for number in reversed(range(3))
             ]
-            assert [(await queued(call)).ticket_id for call in moved] == tickets[::-1]
+            returned = [(await queued(call)).ticket_id for call in moved]
+            assert returned == [place.ticket_id for place in reversed(places)]
             second = fabric.attach(1, 3)
             assert (await second.read()).HasField("registered")
             first = await granted(moved[-1])
-            assert first.ticket_id == tickets[0]
+            assert first.ticket_id == places[0].ticket_id
             for call in (second, *moved):
                 call.cut()
 
@@ -100,7 +101,7 @@ def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
     async def main() -> None:
         async with schedulers_of(1) as fabric:
             waiting = [fabric.acquire(0, f"r{number}") for number in range(3)]
-            tickets = [(await queued(call)).ticket_id for call in waiting]
+            places = [await queued(call) for call in waiting]
             fabric.clients[0].cut(CUT_S / 2)
             assert [await code_of(call) for call in waiting] == ["UNAVAILABLE"] * 3
             (scheduler,) = fabric.schedulers
@@ -108,11 +109,12 @@ def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
                 scheduler.availability.changed.clear()
                 await scheduler.availability.changed.wait()
             moved = [
-                fabric.acquire(0, f"r{number}", tickets[number]) for number in reversed(range(3))
+                fabric.acquire(0, f"r{number}", places[number]) for number in reversed(range(3))
             ]
-            assert [(await queued(call)).ticket_id for call in moved] == tickets[::-1]
+            returned = [(await queued(call)).ticket_id for call in moved]
+            assert returned == [place.ticket_id for place in reversed(places)]
             worker = fabric.attach(0, 1)
-            assert (await granted(moved[-1])).ticket_id == tickets[0]
+            assert (await granted(moved[-1])).ticket_id == places[0].ticket_id
             for call in (worker, *moved):
                 call.cut()
 
@@ -137,7 +139,7 @@ def test_callers_keep_their_places_after_an_outage_of_etcd() -> None:
     async def main() -> None:
         async with schedulers_of(2) as fabric:
             waiting = [fabric.acquire(0, f"r{number}") for number in range(3)]
-            tickets = [(await queued(call)).ticket_id for call in waiting]
+            places = [await queued(call) for call in waiting]
             await fail_etcd(fabric)
             worker = fabric.attach(0, 1)
             assert (await worker.read()).HasField("registered")
@@ -145,9 +147,9 @@ def test_callers_keep_their_places_after_an_outage_of_etcd() -> None:
             assert (await queued(new)).position == 4
             moved: dict[int, Call] = {}
             for number in reversed(range(3)):
-                moved[number] = fabric.acquire(1, f"r{number}", tickets[number])
+                moved[number] = fabric.acquire(1, f"r{number}", places[number])
                 assert (await queued(moved[number])).position == number + 1
-            assert (await granted(moved[0])).ticket_id == tickets[0]
+            assert (await granted(moved[0])).ticket_id == places[0].ticket_id
             assert (await queued(moved[1])).position == 1
             for call in (worker, new, *moved.values()):
                 call.cut()
@@ -230,14 +232,14 @@ def test_scheduler_whose_watch_is_blind_sends_its_callers_to_another_one() -> No
         async with schedulers_of(2) as fabric:
             blind, other = fabric.schedulers
             waiting = fabric.acquire(0, "r")
-            ticket_id = (await queued(waiting)).ticket_id
+            place = await queued(waiting)
             fabric.clients[0].is_blind = True
             async with asyncio.timeout(LIMIT_S + PROBE_S + SOON_S):
                 assert await code_of(waiting) == "UNAVAILABLE"
             assert not blind.availability.is_serving
             assert other.availability.is_serving
             worker = fabric.attach(1, 1)
-            assert (await granted(fabric.acquire(1, "r", ticket_id))).worker_id == "w"
+            assert (await granted(fabric.acquire(1, "r", place))).worker_id == "w"
             fabric.clients[0].is_blind = False
             await asyncio.sleep(PROBE_S + SOON_S)
             assert blind.availability.is_serving

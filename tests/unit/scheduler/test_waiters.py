@@ -12,6 +12,7 @@ from support.scheduler.scheduler_harness import AUDIO, OMNI, register_message
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2
+from duplane.scheduler.holders import ticket_proof
 from duplane.scheduler.quotas import Quotas
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
@@ -87,7 +88,9 @@ async def test_caller_may_return_before_the_worker_of_its_kind() -> None:
         async with scheduler.waiters.waiting(request("new")):
             pass
     assert refused.value.reason is Reason.KIND_NOT_SERVED
-    async with scheduler.waiters.waiting(request("r", entry.ticket.ticket_id)) as waiter:
+    proof = ticket_proof(scheduler.store.ticket_key, entry.ticket.order, b"")
+    returning = request("r", entry.ticket.ticket_id)
+    async with scheduler.waiters.waiting(returning, proof=proof) as waiter:
         assert waiter.order == entry.ticket.order
 
 
@@ -132,7 +135,8 @@ async def test_grant_that_ends_before_the_repeated_call_learns_of_it_is_not_used
     grants: list[Grant] = []
 
     async def enqueue_late(*arguments: Any) -> Ticket | Grant:
-        found = await scheduler.store.enqueue(*arguments)
+        *others, holder = arguments
+        found = await scheduler.store.enqueue(*others, holder=holder)
         for grant in grants:
             await scheduler.store.give_back(grant)
         return found

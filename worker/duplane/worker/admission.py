@@ -43,6 +43,7 @@ class Slot:
     kind: lease_pb2.SessionKind = lease_pb2.SESSION_KIND_UNSPECIFIED
     is_paused: bool = False
     cannot_move: bool = False  # to another worker, as the session's client says
+    holder: bytes = b""  # the caller for which the lease was granted
 
 
 class Admission:
@@ -136,6 +137,25 @@ class Admission:
         self, lease: lease_pb2.Lease, now: float, *, is_chat: bool = False
     ) -> lease_pb2.LeaseClaims:
         """Occupy the slot that `lease` names, or raise FabricError and change nothing."""
+        claims = self.check(lease, now, is_chat=is_chat)
+        self._set(
+            replace(
+                self._slots[claims.slot],
+                state=SlotState.OCCUPIED,
+                fencing_number=claims.fencing_number,
+                lease_id=claims.lease_id,
+                session_id=claims.session_id,
+                tenant_id=claims.tenant_id,
+                kind=claims.kind,
+                holder=claims.holder,
+            )
+        )
+        return claims
+
+    def check(
+        self, lease: lease_pb2.Lease, now: float, *, is_chat: bool = False
+    ) -> lease_pb2.LeaseClaims:
+        """Return the claims of a lease that can be claimed now, or raise FabricError."""
         claims = self._verifier.verify(lease, now)
         self._check_addressee(claims)
         self._check_age(claims, now)
@@ -154,17 +174,6 @@ class Admission:
             raise FabricError(
                 Reason.SLOT_OCCUPIED, f"slot {slot.index} is {slot.state.name.lower()}"
             )
-        self._set(
-            replace(
-                slot,
-                state=SlotState.OCCUPIED,
-                fencing_number=claims.fencing_number,
-                lease_id=claims.lease_id,
-                session_id=claims.session_id,
-                tenant_id=claims.tenant_id,
-                kind=claims.kind,
-            )
-        )
         return claims
 
     def _check_addressee(self, claims: lease_pb2.LeaseClaims) -> None:
@@ -263,6 +272,7 @@ def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
             kind=slot.kind,
             is_paused=slot.is_paused,
             cannot_move=slot.cannot_move,
+            holder=slot.holder,
         )
         for slot in admission.slots
     ]

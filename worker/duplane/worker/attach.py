@@ -59,6 +59,13 @@ class AttachedWorker:
     stop: Callable[[], None]
 
 
+# Why a session of a void lease is closed, by `Revoke.is_end`.
+_REVOKED = {
+    False: session_pb2.CLOSE_REASON_REVOKED,
+    True: session_pb2.CLOSE_REASON_OPERATOR,
+}
+
+
 class AttachLoop:
     """Attaches the worker to one scheduler after another, until it leaves."""
 
@@ -233,7 +240,7 @@ class AttachLoop:
                 if self._worker.admission.revoke(
                     revoke.slot, revoke.fencing_number, revoke.lease_id
                 ):
-                    self._worker.end_session(revoke.slot, session_pb2.CLOSE_REASON_REVOKED)
+                    self._worker.end_session(revoke.slot, _REVOKED[revoke.is_end])
             case "registered":
                 self._accept(response.registered)
             case "progress":

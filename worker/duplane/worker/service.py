@@ -9,7 +9,7 @@ import secrets
 import sys
 
 from duplane.fabric import process
-from duplane.fabric.channel import FabricServer
+from duplane.fabric.channel import CallLimits, FabricServer
 from duplane.fabric.durations import to_duration
 from duplane.fabric.exposure import warned_hourly
 from duplane.fabric.monitoring.publication import published
@@ -21,8 +21,6 @@ from duplane.fabric.v1 import (
     lease_pb2,
     model_pb2,
     registry_pb2,
-    session_pb2,
-    session_pb2_grpc,
 )
 from duplane.fabric.watched_files import reload_on_hangup, watching
 from duplane.worker.admission import Admission, slot_reports
@@ -31,13 +29,15 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.metrics import WorkerMetrics
 from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import Device, DeviceLostError, LoadError, ModelConstants
-from duplane.worker.session.servicer import SessionServicer
+from duplane.worker.session.servicer import SERVICE, SessionServicer
 from duplane.worker.settings import WorkerSettings
 from duplane.worker.start_check import check_exposure, check_start
 
 _log = logging.getLogger(__name__)
 
-_SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
+# Calls beside those with a slot: health checks, and calls whose lease is not checked yet.
+_OTHER_CALLS = 1024
+_OTHER_CALLS_PER_CONNECTION = 256
 _STOP_GRACE_S = 2.0  # in which `closed` can reach clients after the last session has ended
 # Interval at which Python switches threads. It is short, so that the device thread does not delay
 # the event loop.
@@ -119,7 +119,8 @@ class Worker:
         self._attach_loop: AttachLoop | None = None
         self._credentials = open_credentials(settings.fabric, Role.WORKER)
         _check_worker_id(settings.worker_id, self._credentials)
-        self._server = FabricServer(_SERVICE, credentials=self._credentials)
+        limits = _call_limits(engine.constants.slot_count)
+        self._server = FabricServer(SERVICE, credentials=self._credentials, limits=limits)
         self._admission = Admission(
             settings.worker_id,
             engine.constants.slot_count,
@@ -147,7 +148,7 @@ class Worker:
             sessions = SessionServicer(
                 self._admission, self._engine, self._tracer, settings, cleanups, self._metrics
             )
-            session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, self._server.grpc)
+            sessions.add_to(self._server.grpc)
             bound = await self._server.start(settings.listen)
             self._address = settings.advertise or bound
             grace_s = 0.0
@@ -286,3 +287,12 @@ def _kinds(model: ModelConstants) -> list[lease_pb2.SessionKind]:
     if model.has_chat:
         kinds.append(lease_pb2.SESSION_KIND_CHAT)
     return kinds
+
+
+def _call_limits(slot_count: int) -> CallLimits:
+    """Return how many calls a worker runs: those with a slot, and others until they are refused.
+
+    One edge may have a call in every slot, and for each the next session's call that waits for the
+    cleanup.
+    """
+    return CallLimits(4 * slot_count + _OTHER_CALLS, 2 * slot_count + _OTHER_CALLS_PER_CONNECTION)

@@ -57,7 +57,7 @@ class QueueRoutes:
         try:
             await self._fabric.administer(
                 lambda admin: admin.CancelTicket(
-                    query, timeout=DEADLINE_S, metadata=_for_sender(request)
+                    query, timeout=DEADLINE_S, metadata=for_sender(request)
                 )
             )
         except FabricError as failure:
@@ -81,12 +81,12 @@ class QueueRoutes:
             raise web.HTTPUnprocessableEntity(text=str(error)) from None
         response = await self._fabric.administer(
             lambda admin: admin.UpdateEstimates(
-                query, timeout=DEADLINE_S, metadata=_for_sender(request)
+                query, timeout=DEADLINE_S, metadata=for_sender(request)
             )
         )
         return json_answer(eta_status(response.estimates))
 
 
-def _for_sender(request: web.Request) -> tuple[tuple[str, str], ...]:
+def for_sender(request: web.Request) -> tuple[tuple[str, str], ...]:
     """Return the metadata that names the operator who sent a request, for the scheduler's log."""
     return for_operator(caller_of(request).credential or "without a name")

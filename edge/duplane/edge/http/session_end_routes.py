@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 
 from aiohttp import web
 
 from duplane.edge.access import Level, Scope
-from duplane.edge.http.fabric_routes import list_leases, list_tickets
+from duplane.edge.http.fabric_routes import DEADLINE_S
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer
+from duplane.edge.http.queue_routes import for_sender
 from duplane.edge.session_registry import SessionRegistry
 from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import admin_pb2
 
 
 class SessionEndRoutes:
-    """Ends sessions of this edge. A session of another edge can be ended only there."""
+    """Ends any session of the fabric: one of this edge here, any other at the scheduler."""
 
     def __init__(self, fabric: FabricClient, sessions: SessionRegistry) -> None:
         self._fabric = fabric
@@ -30,18 +33,20 @@ class SessionEndRoutes:
         """End a session; its client gets the event for a shutdown. A recording of it stays."""
         session_id = request.match_info["session"]
         if not self._sessions.end(session_id):
-            raise web.HTTPNotFound(text=await self._why_unknown(session_id))
+            await self._end_elsewhere(session_id, for_sender(request))
         return json_answer({"success": True})
 
-    async def _why_unknown(self, session_id: str) -> str:
-        """Return why this edge has no such session. Raises FabricError if no scheduler answers."""
-        leases, tickets = await asyncio.gather(
-            list_leases(self._fabric), list_tickets(self._fabric)
-        )
-        for lease in leases.leases:
-            if lease.claims.session_id == session_id:
-                worker_id = lease.claims.worker_id
-                return f"the session is connected to another edge, its worker is {worker_id}"
-        if any(ticket.session_id == session_id for ticket in tickets.tickets):
-            return "the session waits at another edge; DELETE /api/queue/{ticket} removes it"
-        return "no session has this id"
+    async def _end_elsewhere(self, session_id: str, metadata: Sequence[tuple[str, str]]) -> None:
+        """End a session of another edge. Raises FabricError if no scheduler answers.
+
+        `metadata` names the operator.
+        """
+        end = admin_pb2.EndSessionRequest(session_id=session_id)
+        try:
+            await self._fabric.administer(
+                lambda admin: admin.EndSession(end, timeout=DEADLINE_S, metadata=metadata)
+            )
+        except FabricError as error:
+            if error.reason in (Reason.UNKNOWN_SESSION, Reason.INVALID_FIELD):
+                raise web.HTTPNotFound(text="no session has this id") from None
+            raise

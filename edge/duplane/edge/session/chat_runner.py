@@ -17,6 +17,7 @@ class ChatRunner(SessionRunner[ChatSession]):
 
     _lease_count = 0
     _ticket_id = ""
+    _ticket_proof = b""
     _is_releasing = False
 
     async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
@@ -45,14 +46,14 @@ class ChatRunner(SessionRunner[ChatSession]):
         request.CopyFrom(first_request)
         request.request_id = f"{first_request.request_id}/{self._lease_count}"
         if self.session.is_retrying:
-            request.ticket_id = self._ticket_id
+            request.ticket_id, request.ticket_proof = self._ticket_id, self._ticket_proof
             request.was_granted = bool(self._ticket_id)
         try:
             granted = await self._fabric.acquire(request, self._on_queued)
         except FabricError as error:
             self._failed(error)
             return None
-        self._ticket_id = granted.ticket_id
+        self._ticket_id, self._ticket_proof = granted.ticket_id, granted.ticket_proof
         self._on_granted(granted)
         self._note_claim(granted)
         now, has_limit = self._clock.now(), granted.HasField("claim_timeout")

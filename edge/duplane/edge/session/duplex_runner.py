@@ -122,7 +122,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         request = lease_pb2.AcquireLeaseRequest()
         request.CopyFrom(first)
         request.request_id += f"/move{attempt.number}"
-        request.ticket_id = attempt.ticket_id
+        request.ticket_id, request.ticket_proof = attempt.ticket_id, attempt.ticket_proof
         request.was_granted = bool(attempt.ticket_id)
         model = self.session.moves.present.granted.model_label
         has_begun = self.session.moves.phase is not MovePhase.LOST_EARLY

@@ -29,6 +29,7 @@ class Acquire(NamedTuple):
     is_lost: bool  # the present worker is lost
     pause_s: float
     ticket_id: str
+    ticket_proof: bytes
     avoided_workers: Mapping[str, str]  # id -> incarnation
 
 

@@ -491,6 +491,7 @@ class Moves:
                 is_lost=is_lost,
                 pause_s=_RETRY_S * 2**doublings if excess > 0 else 0.0,
                 ticket_id=self.present.granted.ticket_id,
+                ticket_proof=self.present.granted.ticket_proof,
                 avoided_workers=dict(attempt.tried_workers),
             )
         )

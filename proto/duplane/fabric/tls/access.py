@@ -16,7 +16,7 @@ _LEASES = "/duplane.fabric.v1.LeaseService/"
 
 FOR_OPERATORS = frozenset(
     f"{_ADMIN}{name}"
-    for name in ("DrainWorker", "UndrainWorker", "CancelTicket", "UpdateEstimates")
+    for name in ("DrainWorker", "UndrainWorker", "CancelTicket", "EndSession", "UpdateEstimates")
 )
 """Rpcs of operators. An edge may make them only if it names the operator that it acts for."""
 

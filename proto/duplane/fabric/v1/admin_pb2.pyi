@@ -196,6 +196,18 @@ class CancelTicketResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class EndSessionRequest(_message.Message):
+    __slots__ = ("session_id", "lease_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease_id: str
+    def __init__(self, session_id: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+
+class EndSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class HoldEstimate(_message.Message):
     __slots__ = ("kind", "base_duration", "mean_duration", "sample_count")
     KIND_FIELD_NUMBER: _ClassVar[int]

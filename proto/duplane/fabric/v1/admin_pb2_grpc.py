@@ -70,6 +70,11 @@ class AdminServiceStub:
                 request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.SerializeToString,
                 response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketResponse.FromString,
                 _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/duplane.fabric.v1.AdminService/EndSession',
+                request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.EndSessionResponse.FromString,
+                _registered_method=True)
         self.GetEstimates = channel.unary_unary(
                 '/duplane.fabric.v1.AdminService/GetEstimates',
                 request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesRequest.SerializeToString,
@@ -117,6 +122,8 @@ class AdminServiceServicer:
     def Watch(self, request, context):
         """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
         that falls behind gets a new snapshot in place of the changes that it missed.
+
+        Errors: RESOURCE_EXHAUSTED / TOO_MANY_WATCHES when 64 are open at this scheduler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +154,18 @@ class AdminServiceServicer:
         TICKET_CANCELLED.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSession(self, request, context):
+        """Ends sessions, wherever their clients are connected: the worker closes a running session with
+        CLOSE_REASON_OPERATOR, and the AcquireLease call of a waiting one ends with TICKET_CANCELLED. A
+        session whose worker is of an older release moves to another worker instead. A session without
+        a lease and a ticket, like a chat between two turns, is unknown.
+
+        Errors: NOT_FOUND / UNKNOWN_SESSION; INVALID_ARGUMENT / INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +225,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CancelTicket,
                     request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.FromString,
                     response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketResponse.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.EndSessionRequest.FromString,
+                    response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.EndSessionResponse.SerializeToString,
             ),
             'GetEstimates': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEstimates,
@@ -408,6 +432,33 @@ class AdminService:
             '/duplane.fabric.v1.AdminService/CancelTicket',
             duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.SerializeToString,
             duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duplane.fabric.v1.AdminService/EndSession',
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.EndSessionRequest.SerializeToString,
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.EndSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

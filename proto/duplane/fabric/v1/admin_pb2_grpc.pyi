@@ -52,6 +52,8 @@ class AdminServiceStub:
     Watch: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]
     """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
     that falls behind gets a new snapshot in place of the changes that it missed.
+
+    Errors: RESOURCE_EXHAUSTED / TOO_MANY_WATCHES when 64 are open at this scheduler.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
     """Asks a worker to accept no more sessions. Its duplex sessions move to other workers as soon as
@@ -70,6 +72,14 @@ class AdminServiceStub:
     TICKET_CANCELLED.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
+    """
+    EndSession: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EndSessionRequest, _admin_pb2.EndSessionResponse]
+    """Ends sessions, wherever their clients are connected: the worker closes a running session with
+    CLOSE_REASON_OPERATOR, and the AcquireLease call of a waiting one ends with TICKET_CANCELLED. A
+    session whose worker is of an older release moves to another worker instead. A session without
+    a lease and a ticket, like a chat between two turns, is unknown.
+
+    Errors: NOT_FOUND / UNKNOWN_SESSION; INVALID_ARGUMENT / INVALID_FIELD.
     """
     GetEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]
     """Returns the values from which waits are estimated."""
@@ -104,6 +114,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Watch: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
     that falls behind gets a new snapshot in place of the changes that it missed.
+
+    Errors: RESOURCE_EXHAUSTED / TOO_MANY_WATCHES when 64 are open at this scheduler.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Asks a worker to accept no more sessions. Its duplex sessions move to other workers as soon as
@@ -122,6 +134,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     TICKET_CANCELLED.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
+    """
+    EndSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.EndSessionRequest, _admin_pb2.EndSessionResponse]  # type: ignore[assignment]
+    """Ends sessions, wherever their clients are connected: the worker closes a running session with
+    CLOSE_REASON_OPERATOR, and the AcquireLease call of a waiting one ends with TICKET_CANCELLED. A
+    session whose worker is of an older release moves to another worker instead. A session without
+    a lease and a ticket, like a chat between two turns, is unknown.
+
+    Errors: NOT_FOUND / UNKNOWN_SESSION; INVALID_ARGUMENT / INVALID_FIELD.
     """
     GetEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]  # type: ignore[assignment]
     """Returns the values from which waits are estimated."""
@@ -177,6 +197,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchResponse], _abc.AsyncIterator[_admin_pb2.WatchResponse]]:
         """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
         that falls behind gets a new snapshot in place of the changes that it missed.
+
+        Errors: RESOURCE_EXHAUSTED / TOO_MANY_WATCHES when 64 are open at this scheduler.
         """
 
     @_abc_1.abstractmethod
@@ -213,6 +235,20 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         TICKET_CANCELLED.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
+        """
+
+    @_abc_1.abstractmethod
+    def EndSession(
+        self,
+        request: _admin_pb2.EndSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.EndSessionResponse, _abc.Awaitable[_admin_pb2.EndSessionResponse]]:
+        """Ends sessions, wherever their clients are connected: the worker closes a running session with
+        CLOSE_REASON_OPERATOR, and the AcquireLease call of a waiting one ends with TICKET_CANCELLED. A
+        session whose worker is of an older release moves to another worker instead. A session without
+        a lease and a ticket, like a chat between two turns, is unknown.
+
+        Errors: NOT_FOUND / UNKNOWN_SESSION; INVALID_ARGUMENT / INVALID_FIELD.
         """
 
     @_abc_1.abstractmethod

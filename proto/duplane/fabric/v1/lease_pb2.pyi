@@ -25,7 +25,7 @@ SESSION_KIND_OMNI_DUPLEX: SessionKind
 SESSION_KIND_CHAT: SessionKind
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model", "tenant_id", "tenant_limits", "was_granted")
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model", "caller_key", "ticket_proof", "tenant_id", "tenant_limits", "was_granted")
     class NeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class AcquireLeaseRequest(_message.Message):
     AVOIDED_DURATION_FIELD_NUMBER: _ClassVar[int]
     AVOIDED_WORKER_INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    CALLER_KEY_FIELD_NUMBER: _ClassVar[int]
+    TICKET_PROOF_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     WAS_GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -60,10 +62,12 @@ class AcquireLeaseRequest(_message.Message):
     avoided_duration: _duration_pb2.Duration
     avoided_worker_incarnations: _containers.RepeatedScalarFieldContainer[str]
     model: str
+    caller_key: bytes
+    ticket_proof: bytes
     tenant_id: str
     tenant_limits: TenantLimits
     was_granted: bool
-    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tenant_limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., was_granted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., caller_key: _Optional[bytes] = ..., ticket_proof: _Optional[bytes] = ..., tenant_id: _Optional[str] = ..., tenant_limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., was_granted: _Optional[bool] = ...) -> None: ...
 
 class TenantLimits(_message.Message):
     __slots__ = ("session_count", "waiting_count", "daily_minutes")
@@ -84,19 +88,21 @@ class AcquireLeaseResponse(_message.Message):
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ...) -> None: ...
 
 class Queued(_message.Message):
-    __slots__ = ("ticket_id", "position", "queue_length", "estimated_wait")
+    __slots__ = ("ticket_id", "position", "queue_length", "estimated_wait", "ticket_proof")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_WAIT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_PROOF_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     position: int
     queue_length: int
     estimated_wait: _duration_pb2.Duration
-    def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    ticket_proof: bytes
+    def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_proof: _Optional[bytes] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label")
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label", "ticket_proof")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +112,7 @@ class Granted(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_LABEL_FIELD_NUMBER: _ClassVar[int]
+    TICKET_PROOF_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     lease_id: str
     worker_address: str
@@ -115,7 +122,8 @@ class Granted(_message.Message):
     model: _model_pb2.Model
     worker_incarnation: str
     model_label: str
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ...) -> None: ...
+    ticket_proof: bytes
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ..., ticket_proof: _Optional[bytes] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("claims", "signature", "key_id")
@@ -128,7 +136,7 @@ class Lease(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class LeaseClaims(_message.Message):
-    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time", "claim_timeout", "tenant_id")
+    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time", "claim_timeout", "holder", "tenant_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +146,7 @@ class LeaseClaims(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
     CLAIM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     worker_id: str
@@ -148,18 +157,21 @@ class LeaseClaims(_message.Message):
     session_id: str
     expire_time: _timestamp_pb2.Timestamp
     claim_timeout: _duration_pb2.Duration
+    holder: bytes
     tenant_id: str
-    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tenant_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., holder: _Optional[bytes] = ..., tenant_id: _Optional[str] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
-    __slots__ = ("lease_id", "request_id", "unreachable_worker_id")
+    __slots__ = ("lease_id", "request_id", "unreachable_worker_id", "caller_key")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CALLER_KEY_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     request_id: str
     unreachable_worker_id: str
-    def __init__(self, lease_id: _Optional[str] = ..., request_id: _Optional[str] = ..., unreachable_worker_id: _Optional[str] = ...) -> None: ...
+    caller_key: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., request_id: _Optional[str] = ..., unreachable_worker_id: _Optional[str] = ..., caller_key: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseLeaseResponse(_message.Message):
     __slots__ = ()

@@ -91,7 +91,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind", "is_paused", "cannot_move", "tenant_id")
+    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind", "is_paused", "cannot_move", "holder", "tenant_id")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class SlotReport(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     CANNOT_MOVE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     slot: int
     state: SlotState
@@ -109,8 +110,9 @@ class SlotReport(_message.Message):
     kind: _lease_pb2.SessionKind
     is_paused: bool
     cannot_move: bool
+    holder: bytes
     tenant_id: str
-    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., is_paused: _Optional[bool] = ..., cannot_move: _Optional[bool] = ..., tenant_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., is_paused: _Optional[bool] = ..., cannot_move: _Optional[bool] = ..., holder: _Optional[bytes] = ..., tenant_id: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("slots", "is_draining", "memory_used_bytes", "unit_count", "unit_time", "is_leaving")
@@ -163,11 +165,13 @@ class Undrain(_message.Message):
     def __init__(self) -> None: ...
 
 class Revoke(_message.Message):
-    __slots__ = ("slot", "fencing_number", "lease_id")
+    __slots__ = ("slot", "fencing_number", "lease_id", "is_end")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
     slot: int
     fencing_number: int
     lease_id: str
-    def __init__(self, slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ...) -> None: ...
+    is_end: bool
+    def __init__(self, slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., is_end: _Optional[bool] = ...) -> None: ...

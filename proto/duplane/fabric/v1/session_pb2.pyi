@@ -42,6 +42,7 @@ class CloseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLOSE_REASON_SHUTDOWN: _ClassVar[CloseReason]
     CLOSE_REASON_REVOKED: _ClassVar[CloseReason]
     CLOSE_REASON_ENGINE_FAILED: _ClassVar[CloseReason]
+    CLOSE_REASON_OPERATOR: _ClassVar[CloseReason]
 
 class ChatRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -74,6 +75,7 @@ CLOSE_REASON_IDLE_TIMEOUT: CloseReason
 CLOSE_REASON_SHUTDOWN: CloseReason
 CLOSE_REASON_REVOKED: CloseReason
 CLOSE_REASON_ENGINE_FAILED: CloseReason
+CLOSE_REASON_OPERATOR: CloseReason
 CHAT_ROLE_UNSPECIFIED: ChatRole
 CHAT_ROLE_SYSTEM: ChatRole
 CHAT_ROLE_USER: ChatRole

@@ -31,6 +31,11 @@ class SessionServiceStub:
 
     All audio is mono float32, little endian. Its sample rates are those of the model: see
     Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
+
+    A client sends the lease of a call also in its metadata, serialized, as `duplane-lease-bin`. Then
+    the worker refuses a call without a valid lease before it reads the first message. Without this
+    metadata, only few calls at a time can send their first message. Workers of older releases ignore
+    it.
     """
 
     def __init__(self, channel):
@@ -57,6 +62,11 @@ class SessionServiceServicer:
 
     All audio is mono float32, little endian. Its sample rates are those of the model: see
     Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
+
+    A client sends the lease of a call also in its metadata, serialized, as `duplane-lease-bin`. Then
+    the worker refuses a call without a valid lease before it reads the first message. Without this
+    metadata, only few calls at a time can send their first message. Workers of older releases ignore
+    it.
     """
 
     def Converse(self, request_iterator, context):
@@ -121,6 +131,11 @@ class SessionService:
 
     All audio is mono float32, little endian. Its sample rates are those of the model: see
     Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
+
+    A client sends the lease of a call also in its metadata, serialized, as `duplane-lease-bin`. Then
+    the worker refuses a call without a valid lease before it reads the first message. Without this
+    metadata, only few calls at a time can send their first message. Workers of older releases ignore
+    it.
     """
 
     @staticmethod

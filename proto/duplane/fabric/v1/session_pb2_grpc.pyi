@@ -32,6 +32,11 @@ class SessionServiceStub:
 
     All audio is mono float32, little endian. Its sample rates are those of the model: see
     Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
+
+    A client sends the lease of a call also in its metadata, serialized, as `duplane-lease-bin`. Then
+    the worker refuses a call without a valid lease before it reads the first message. Without this
+    metadata, only few calls at a time can send their first message. Workers of older releases ignore
+    it.
     """
 
     @_typing.overload
@@ -73,6 +78,11 @@ class SessionServiceAsyncStub(SessionServiceStub):
 
     All audio is mono float32, little endian. Its sample rates are those of the model: see
     Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
+
+    A client sends the lease of a call also in its metadata, serialized, as `duplane-lease-bin`. Then
+    the worker refuses a call without a valid lease before it reads the first message. Without this
+    metadata, only few calls at a time can send their first message. Workers of older releases ignore
+    it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -110,6 +120,11 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
 
     All audio is mono float32, little endian. Its sample rates are those of the model: see
     Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
+
+    A client sends the lease of a call also in its metadata, serialized, as `duplane-lease-bin`. Then
+    the worker refuses a call without a valid lease before it reads the first message. Without this
+    metadata, only few calls at a time can send their first message. Workers of older releases ignore
+    it.
     """
 
     @_abc_1.abstractmethod

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sortedcontainers import SortedList
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.incarnations import public_incarnation
 from duplane.scheduler.policy.fair_queue import FairQueue
 from duplane.scheduler.policy.forecast import Supply
 from duplane.scheduler.policy.needs import Labels, Needs, labels_of, model_of, with_model
@@ -335,7 +336,7 @@ class SlotIndex:
                 request.avoided_worker_ids, incarnations, strict=False
             )
             if (known := self._candidates.get(worker_id))
-            and incarnation in ("", known.worker.register.incarnation)
+            and incarnation in ("", *_names(known.worker.register.incarnation))
         }
 
     def _able(self, needs: Needs) -> Iterator[_Group]:
@@ -348,6 +349,11 @@ class SlotIndex:
         labelled = (self._by_label.get(label, {}) for label in labels)
         tried = min(labelled, key=len, default=self._groups)
         return (group for group in tried.values() if labels <= group.labels)
+
+
+def _names(incarnation: str) -> tuple[str, str]:
+    """Return what callers may call a process; schedulers of older releases told the second."""
+    return public_incarnation(incarnation), incarnation
 
 
 def next_grant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from duplane.scheduler.messages import estimates
 from duplane.scheduler.rpc.pages import Pages, Status
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import DrainRequest, Grant, LeaseStore
-from duplane.scheduler.validation import check_estimates, check_page, parse_ticket_id
+from duplane.scheduler.validation import check_end, check_estimates, check_page, parse_ticket_id
 from duplane.scheduler.watch import Watch
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,6 +31,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(self, store: LeaseStore, state: SchedulerState, watch: Watch) -> None:
         self._store = store
+        self._state = state
         self._watch = watch
         self._hold_times = state.hold_times
         self._workers = Pages(lambda: watch.worker_ids, str, watch.worker)
@@ -139,6 +141,42 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise FabricError(Reason.UNKNOWN_TICKET, message, field="ticket_id")
         except FabricError as error:
             return await abort(context, error)
+
+    async def EndSession(
+        self,
+        request: admin_pb2.EndSessionRequest,
+        context: grpc.aio.ServicerContext[
+            admin_pb2.EndSessionRequest, admin_pb2.EndSessionResponse
+        ],
+    ) -> admin_pb2.EndSessionResponse:
+        try:
+            check_end(request)
+            await self._until_known()
+            if not await self._end(request):
+                named = request.session_id or request.lease_id
+                field = "session_id" if request.session_id else "lease_id"
+                message = f"no session with a lease or ticket is {named!r}"
+                raise FabricError(Reason.UNKNOWN_SESSION, message, field=field)
+        except FabricError as error:
+            return await abort(context, error)
+        return admin_pb2.EndSessionResponse()
+
+    async def _end(self, request: admin_pb2.EndSessionRequest) -> bool:
+        """End the sessions that a request names. Returns False if there are none."""
+        state, session_id = self._state, request.session_id
+        if session_id:
+            grants = [one for one in state.grants.values() if one.claims.session_id == session_id]
+        else:
+            named = state.grants.get(request.lease_id)
+            grants = [named] if named else []
+        tickets = [
+            ticket
+            for ticket in state.tickets.values()
+            if session_id and ticket.request.session_id == session_id
+        ]
+        ends = [self._store.give_back(grant, is_end=True) for grant in grants]
+        ends += [self._store.cancel(ticket.order) for ticket in tickets]
+        return any(await asyncio.gather(*ends))
 
     async def GetEstimates(
         self, request: admin_pb2.GetEstimatesRequest, context: object

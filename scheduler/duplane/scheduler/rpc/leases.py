@@ -24,13 +24,14 @@ from duplane.fabric.monitoring.spans import (
 )
 from duplane.fabric.v1 import lease_pb2, lease_pb2_grpc
 from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.holders import holder_of, is_open_to, scoped
 from duplane.scheduler.messages import granted, queued
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.settings import SchedulerSettings
 from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, LeaseStore
-from duplane.scheduler.validation import check_acquire
+from duplane.scheduler.validation import check_acquire, check_release
 from duplane.scheduler.waiters import Waiter, Waiters
 
 _log = logging.getLogger(__name__)
@@ -77,8 +78,9 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         with logged_ids(request.session_id, request.trace):
             try:
                 check_acquire(request)
+                holder, proof = _take_secrets(request)
                 with self._queue_span(request) as span:
-                    async with self._waiters.waiting(request) as waiter:
+                    async with self._waiters.waiting(request, holder, proof) as waiter:
                         await self._wait(waiter, context)
                         if waiter.grant:
                             claims = waiter.grant.claims
@@ -100,13 +102,15 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def _release(
         self, request: lease_pb2.ReleaseLeaseRequest
     ) -> lease_pb2.ReleaseLeaseResponse:
-        if request.request_id:
-            self._waiters.cancel_request(request.request_id)
-        if worker := self._state.workers.get(request.unreachable_worker_id):
-            await self._store.set_unreachable(worker.worker_id, worker.epoch, is_unreachable=True)
+        check_release(request)
+        holder = holder_of(request.caller_key)
+        request_id = scoped(request.request_id, holder) if request.request_id else ""
+        if request_id:
+            self._waiters.cancel_request(request_id)
+        self._state.report_unreachable(request.unreachable_worker_id)
         grant = self._state.grants.get(request.lease_id)
-        grant = grant or self._state.grant_of_request(request.request_id)
-        if grant:
+        grant = grant or self._state.grant_of_request(request_id)
+        if grant and is_open_to(grant.holder, holder):
             await self._store.give_back(grant)
         return lease_pb2.ReleaseLeaseResponse()
 
@@ -160,7 +164,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
 
     async def _send_position(self, waiter: Waiter, context: _AcquireContext) -> None:
         if entry := self._waiters.entry(waiter):
-            message = queued(entry, self._state)
+            message = queued(entry, self._state, self._store.ticket_key)
             # If the store lost the ticket, the waiter has a new entry in the queue, perhaps with a
             # higher position. The caller is never sent a higher position than the one before.
             message.position = waiter.position = min(waiter.position, message.position)
@@ -170,4 +174,17 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         claims = grant.claims
         left_s = self._settings.claim_timeout_s - self._state.held_s(claims.lease_id)
         worker = self._state.workers[claims.worker_id]
-        return lease_pb2.AcquireLeaseResponse(granted=granted(grant, worker, self._keys, left_s))
+        message = granted(grant, worker, self._keys, left_s, self._store.ticket_key)
+        return lease_pb2.AcquireLeaseResponse(granted=message)
+
+
+def _take_secrets(request: lease_pb2.AcquireLeaseRequest) -> tuple[bytes, bytes]:
+    """Return the holder of a request and its ticket's proof, and leave no secret in the request.
+
+    Stores keep the request. Its id becomes unique among the requests of all holders.
+    """
+    holder, proof = holder_of(request.caller_key), request.ticket_proof
+    request.ClearField("caller_key")
+    request.ClearField("ticket_proof")
+    request.request_id = scoped(request.request_id, holder)
+    return holder, proof

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.tls.peers import peer_identity
 from duplane.fabric.v1 import lease_pb2, registry_pb2, registry_pb2_grpc
+from duplane.scheduler import revisions, wall_clock
 from duplane.scheduler.messages import revoke
 from duplane.scheduler.policy.slot_reports import Verdict, judge
 from duplane.scheduler.rpc.worker_stream import Context, WorkerStream
@@ -49,8 +50,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         store: LeaseStore,
         state: SchedulerState,
         watch: Watch,
+        wall_ms: Callable[[], int] = wall_clock.now_ms,
     ) -> None:
         self._settings = settings
+        self._wall_ms = wall_ms
         self._store = store
         self._state = state
         self._watch = watch
@@ -100,6 +103,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         for stream in self._streams.values() if why else ():
             stream.fail(Reason.UNAVAILABLE, why)
 
+    @property
+    def _fencing_limit(self) -> int:
+        return revisions.fencing_limit(self._state.revision, self._wall_ms())
+
     def _require_accepted(self) -> None:
         if self._why_refused:
             raise FabricError(Reason.UNAVAILABLE, self._why_refused)
@@ -116,7 +123,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             raise FabricError(
                 Reason.OUT_OF_ORDER, "the first message must be `register`", field="register"
             )
-        check_register(first.register)
+        check_register(first.register, self._fencing_limit)
         return first.register
 
     async def _register(self, register: registry_pb2.Register) -> Worker:
@@ -192,7 +199,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         report = request.report
         if worker is None:
             return  # superseded: this stream is about to end
-        check_report(report, len(worker.slots))
+        check_report(report, len(worker.slots), self._fencing_limit)
         stream.has_report.set()
         self._announce_progress(stream, report.slots)
         self._watch.note_report(worker.worker_id, report)
@@ -335,5 +342,6 @@ def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:
         kind=slot.kind,
         session_id=slot.session_id,
         tenant_id=slot.tenant_id,
+        holder=slot.holder,
     )
     return Grant(claims, is_claimed=True)

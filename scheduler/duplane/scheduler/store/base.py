@@ -82,6 +82,7 @@ class Ticket:
     order: int
     owner: str  # id of the waiting call; a repeated call has the same request_id, another owner
     request: lease_pb2.AcquireLeaseRequest  # never modified
+    holder: bytes = b""  # the caller that may return with the ticket; empty means any
 
     @property
     def ticket_id(self) -> str:
@@ -101,6 +102,12 @@ class Grant:
     ticket: Ticket | None = None  # None if the lease is known only from its worker's report
     is_claimed: bool = False
     is_revoked: bool = False  # the worker was asked to end the session
+    is_ended: bool = False  # revoked by an operator: the session must not continue elsewhere
+
+    @property
+    def holder(self) -> bytes:
+        """The caller that may give the lease back; empty means any."""
+        return self.claims.holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,18 @@ class LeaseStore(ABC):
         The value is valid as soon as the store has published a registration.
         """
 
+    @property
+    @abstractmethod
+    def ticket_key(self) -> bytes:
+        """The secret with which the schedulers of this store prove that they issued a ticket.
+
+        It is empty until the facts from before the start of this scheduler are published.
+        """
+
+    @abstractmethod
+    def may_be_former(self, order: int) -> bool:
+        """True if an earlier store, whose queue is lost, may have issued this order lately."""
+
     @abstractmethod
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Call `listener` with the present facts, as changes, then with every change, in order.
@@ -321,8 +340,11 @@ class LeaseStore(ABC):
         owner: str,
         order: int | None = None,
         offer: Offer | None = None,
+        holder: bytes = b"",
     ) -> Ticket | Grant:
         """Add a ticket: at `order` if the store issued that order before, else at the end.
+
+        Whoever calls this has checked that `holder` may use `order` and the `request_id`.
 
         - If a ticket already waits at this order or for this `request_id`, `owner` becomes the
           owner of this ticket.
@@ -353,11 +375,11 @@ class LeaseStore(ABC):
         """
 
     @abstractmethod
-    async def give_back(self, grant: Grant) -> bool:
+    async def give_back(self, grant: Grant, *, is_end: bool = False) -> bool:
         """Give a grant back, as its caller asks. Returns False if the grant has ended.
 
-        An unclaimed grant ends immediately as RETURNED. A claimed grant is marked `is_revoked` and
-        remains until its worker releases it.
+        An unclaimed grant ends immediately as RETURNED. A claimed grant is marked `is_revoked`, and
+        `is_ended` if an operator ends its session; it remains until its worker releases it.
         """
 
     @abstractmethod

@@ -79,6 +79,13 @@ class MeasuredStore(LeaseStore):
     def has_kept_queue(self) -> bool:
         return self._store.has_kept_queue
 
+    @property
+    def ticket_key(self) -> bytes:
+        return self._store.ticket_key
+
+    def may_be_former(self, order: int) -> bool:
+        return self._store.may_be_former(order)
+
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         self._store.subscribe(listener)
 
@@ -130,8 +137,9 @@ class MeasuredStore(LeaseStore):
         owner: str,
         order: int | None = None,
         offer: Offer | None = None,
+        holder: bytes = b"",
     ) -> Ticket | Grant:
-        enqueuing = self._store.enqueue(request, owner, order, offer)
+        enqueuing = self._store.enqueue(request, owner, order, offer, holder)
         return await self._measure("enqueue", enqueuing)
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
@@ -143,8 +151,8 @@ class MeasuredStore(LeaseStore):
     async def claim(self, grant: Grant) -> bool:
         return await self._measure("claim", self._store.claim(grant))
 
-    async def give_back(self, grant: Grant) -> bool:
-        return await self._measure("give_back", self._store.give_back(grant))
+    async def give_back(self, grant: Grant, *, is_end: bool = False) -> bool:
+        return await self._measure("give_back", self._store.give_back(grant, is_end=is_end))
 
     async def release(self, grant: Grant) -> bool:
         return await self._measure("release", self._store.release(grant))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler import revisions
 from duplane.scheduler.store.base import (
     Change,
     DrainRequest,
@@ -30,8 +32,6 @@ from duplane.scheduler.store.base import (
 )
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines, SlotKey
 
-_REVISION_BITS_PER_MS = 20  # no process makes a million changes in a millisecond
-
 
 class MemoryStore(LeaseStore):
     """A store in memory. Every operation completes without waiting, which makes it atomic.
@@ -41,8 +41,9 @@ class MemoryStore(LeaseStore):
     """
 
     def __init__(self, boot_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._revision = boot_ms << _REVISION_BITS_PER_MS
+        self._first = self._revision = revisions.at(boot_ms)
         self._clock = clock
+        self._ticket_key = secrets.token_bytes()
         self._listeners: list[Callable[[Change], None]] = []
         self._key_listeners: list[Callable[[Sequence[registry_pb2.VerificationKey]], None]] = []
         self._keys: Sequence[registry_pb2.VerificationKey] = ()
@@ -58,6 +59,13 @@ class MemoryStore(LeaseStore):
     @property
     def has_kept_queue(self) -> bool:
         return False
+
+    @property
+    def ticket_key(self) -> bytes:
+        return self._ticket_key
+
+    def may_be_former(self, order: int) -> bool:
+        return revisions.is_of_former_run(order, self._first)
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         for worker in self._workers.values():
@@ -164,6 +172,7 @@ class MemoryStore(LeaseStore):
         owner: str,
         order: int | None = None,
         offer: Offer | None = None,
+        holder: bytes = b"",
     ) -> Ticket | Grant:
         if grant := self._granted.get(request.request_id):
             return grant
@@ -173,13 +182,14 @@ class MemoryStore(LeaseStore):
         is_new = known is None and order is None
         if offer and is_new and self._is_free(offer) and not self._waiting_counts[request.pool]:
             revision = self._next()
-            return self._make_grant(Ticket(revision, owner, request), offer, revision)
+            return self._make_grant(Ticket(revision, owner, request, holder), offer, revision)
         revision = self._next()
         if known:
             self._forget(known)
-            ticket = Ticket(known.order, owner, request)
+            taken = known.order
         else:
-            ticket = Ticket(order if order and order < revision else revision, owner, request)
+            taken = order if order and order < revision else revision
+        ticket = Ticket(taken, owner, request, holder)
         self._waiting_counts[request.pool] += 1
         self._tickets[ticket.order] = self._waiting[request.request_id] = ticket
         self._publish(TicketPut(revision, ticket))
@@ -207,13 +217,13 @@ class MemoryStore(LeaseStore):
             self._put_grant(replace(live, is_claimed=True))
         return live is not None
 
-    async def give_back(self, grant: Grant) -> bool:
+    async def give_back(self, grant: Grant, *, is_end: bool = False) -> bool:
         live = self._live(grant)
         if live and not live.is_claimed:
             self._drop_grant(live, GrantEnd.RETURNED)
-        elif live and not live.is_revoked:
+        elif live and (not live.is_revoked or is_end > live.is_ended):
             self._next()
-            self._put_grant(replace(live, is_revoked=True))
+            self._put_grant(replace(live, is_revoked=True, is_ended=is_end or live.is_ended))
         return live is not None
 
     async def release(self, grant: Grant) -> bool:

@@ -20,6 +20,9 @@ _CLOSE_ERRORS = {
     session_pb2.CLOSE_REASON_SHUTDOWN: FabricError(Reason.DRAINING, "the worker shuts down"),
     session_pb2.CLOSE_REASON_ENGINE_FAILED: FabricError(Reason.ENGINE_FAILED, MODEL_FAILED),
     session_pb2.CLOSE_REASON_REVOKED: FabricError(Reason.LEASE_STALE, "the lease was revoked"),
+    session_pb2.CLOSE_REASON_OPERATOR: FabricError(
+        Reason.TICKET_CANCELLED, "an operator ended the session"
+    ),
 }
 
 

@@ -92,7 +92,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         if reason == session_pb2.CLOSE_REASON_ENGINE_FAILED:
             self._on_lost()
         else:
-            self.end(session_pb2.Closed(reason=reason))
+            is_ended = reason == session_pb2.CLOSE_REASON_OPERATOR
+            message = "ended by an operator" if is_ended else ""
+            self.end(session_pb2.Closed(reason=reason, message=message))
 
     def leave(self, leaving: session_pb2.Leaving) -> None:
         """Tell the client, at most once for each reason, that the worker will end the session."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import statistics
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping
 from typing import Any
 
+import grpc
 import grpc.aio
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
@@ -28,6 +30,7 @@ from duplane.worker.session.call_state import CallStateMachine
 from duplane.worker.session.chat_call import ChatCall
 from duplane.worker.session.chat_reporter import ChatReporter
 from duplane.worker.session.duplex_call import DuplexCall
+from duplane.worker.session.first_messages import FirstMessages, require_same
 from duplane.worker.session.unit_reporter import UnitReporter
 from duplane.worker.session.unit_spans import BatchReporter, UnitSpans
 from duplane.worker.settings import WorkerSettings
@@ -35,6 +38,8 @@ from duplane.worker.video.decoding import Videos
 
 _log = logging.getLogger(__name__)
 
+SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
+_READ_TURN_S = 30.0  # in which the request of a chat must arrive
 # Reasons why a call ends that are faults of the worker.
 _FAULTS = (Reason.ENGINE_FAILED, Reason.UNKNOWN)
 
@@ -67,6 +72,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         # For each slot, the span of its call and the attributes of this span.
         self._spans: dict[int, tuple[Span, Mapping[str, AttributeValue]]] = {}
         self._metrics = metrics
+        self._first_messages = FirstMessages(admission)
         self._batches = BatchReporter(tracer)
         engine.on_batch = self._batches.ended
 
@@ -81,11 +87,32 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     async def Chat(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
         self,
-        request: session_pb2.ChatRequest,
+        request_iterator: AsyncIterator[session_pb2.ChatRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Run one turn of chat; see the contract."""
-        await _guarded(context, self._chat(request, context))
+        """Run one turn of chat; see the contract. `add_to` registers it as a method that reads."""
+        del request_iterator  # the request is read through the context, after its lease is checked
+        await _guarded(context, self._chat(context))
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the methods.
+
+        gRPC would read the request of Chat before it calls the method. As a method that reads a
+        stream, Chat reads its only request itself; clients do not see a difference.
+        """
+        methods = {
+            "Converse": grpc.stream_stream_rpc_method_handler(
+                self.Converse,
+                session_pb2.ConverseRequest.FromString,
+                session_pb2.ConverseResponse.SerializeToString,
+            ),
+            "Chat": grpc.stream_stream_rpc_method_handler(
+                self.Chat,
+                session_pb2.ChatRequest.FromString,
+                session_pb2.ChatResponse.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
     def end(self, slot: int, reason: session_pb2.CloseReason) -> None:
         """Close the call that holds a slot, if there is one."""
@@ -162,8 +189,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     async def _converse(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         state = CallStateMachine(self._limits, time.monotonic())
-        claim = await _read_claim(context, state)
-        claims = self._claim(claim.lease)
+        with self._counting_refusals():
+            async with self._first_messages.reading(context) as checked:
+                claim = await _read_claim(context, state)
+            require_same(checked, claim.lease, "claim.lease")
+            claims = self._admission.claim(claim.lease, time.monotonic())
         client_trace = _client_trace(claim.trace, context)
         span = self._tracer.start(
             spans.WORKER_SESSION, parent=client_trace, attributes=_attributes(claims)
@@ -191,10 +221,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             finally:
                 unit_spans.ended()
 
-    async def _chat(
-        self, request: session_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        claims = self._claim(request.lease, is_chat=True)
+    async def _chat(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        with self._counting_refusals():
+            async with self._first_messages.reading(context, is_chat=True) as checked:
+                request = await _read_turn(context)
+            require_same(checked, request.lease, "lease")
+            claims = self._admission.claim(request.lease, time.monotonic(), is_chat=True)
         trace = _client_trace(request.trace, context)
         span = self._tracer.start(spans.WORKER_CHAT, parent=trace, attributes=_attributes(claims))
         reporter = ChatReporter(self._tracer, span, self._metrics)
@@ -204,9 +236,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         with logged_ids(claims.session_id, trace):
             await self._run(call, claims, span)
 
-    def _claim(self, lease: lease_pb2.Lease, *, is_chat: bool = False) -> lease_pb2.LeaseClaims:
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Generator[None]:
         try:
-            return self._admission.claim(lease, time.monotonic(), is_chat=is_chat)
+            yield
         except FabricError as error:
             self._metrics.refused(error.reason)
             raise
@@ -344,3 +377,14 @@ async def _read_claim(
         raise FabricError(Reason.OUT_OF_ORDER, "the call ended without a claim")
     state.receive(request, time.monotonic())
     return request.claim
+
+
+async def _read_turn(context: grpc.aio.ServicerContext[Any, Any]) -> session_pb2.ChatRequest:
+    try:
+        async with asyncio.timeout(_READ_TURN_S):
+            request = await context.read()
+    except TimeoutError:
+        raise FabricError(Reason.OPEN_TIMEOUT, "the request did not arrive in time") from None
+    if not isinstance(request, session_pb2.ChatRequest):
+        raise FabricError(Reason.OUT_OF_ORDER, "the call ended without a request")
+    return request

@@ -55,6 +55,7 @@ class Facts:
         self.keys = keys
         self.revision = 0  # revision of the last event that was applied
         self.base = 0
+        self.ticket_key = b""
         self.sessions: dict[str, int] = {}  # the revision that wrote each session, by its name
         self.present: set[str] = set()  # the names of the sessions whose schedulers are alive
         self.signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
@@ -188,8 +189,8 @@ class Facts:
     def _apply_one(self, held: etcd_pb2.KeyValue, is_put: bool, transition: _Transition) -> None:
         kind, *parts = self.keys.parse(held.key)
         match kind:
-            case "base":
-                self.base = int(held.value) if is_put else 0
+            case "base" | "ticket-key":
+                self._apply_shared(kind, held.value if is_put else b"")
             case "session":
                 _put(self.sessions, parts[0], held.mod_revision if is_put else None)
             case "presence":
@@ -230,6 +231,12 @@ class Facts:
             case _:
                 report = registry_pb2.SlotReport.FromString(held.value) if is_put else None
                 self._apply_report(parts[0], int(parts[1]), report)
+
+    def _apply_shared(self, kind: str, value: bytes) -> None:
+        if kind == "base":
+            self.base = int(value or b"0")
+        else:
+            self.ticket_key = value
 
     def _apply_report(
         self, worker_id: str, slot: int, report: registry_pb2.SlotReport | None

@@ -15,6 +15,7 @@ class Keys:
     """Makes and parses keys.
 
     - `base`: the number that is added to a revision to make an epoch, order or fencing number.
+    - `ticket-key`: the secret with which all schedulers prove that they issued a ticket.
     - `barrier`: an empty value. Its event shows that all earlier changes have arrived.
     - `session/ID`: one scheduler. Its lease holds the scheduler's registrations and tickets too.
     - `presence/ID`: the same scheduler, with a short lease. Shows that it is alive.
@@ -33,6 +34,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.encode()
         self.base = self._key("base")
+        self.ticket_key = self._key("ticket-key")
         self.barrier = self._key("barrier")
 
     def session(self, name: str) -> bytes:

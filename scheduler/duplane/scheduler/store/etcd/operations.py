@@ -138,6 +138,7 @@ def enqueue(
     order: int | None,
     lease: int,
     offer: Offer | None = None,
+    holder: bytes = b"",
 ) -> Step[Ticket | Grant]:
     """Grant the offered slot if nobody waits, else put the request into the queue.
 
@@ -152,11 +153,11 @@ def enqueue(
     if waiting and waiting.owner == owner:
         return Done(waiting)
     if waiting is None and order is None and offer and _can_accept(facts, request, offer):
-        return _accept(facts, Ticket(0, owner, request), offer)
+        return _accept(facts, Ticket(0, owner, request, holder), offer)
     taken = waiting.order if waiting else 0
     if waiting is None and order and order < facts.number:
         taken = order
-    return _put_ticket(facts, Ticket(taken, owner, request), waiting, lease)
+    return _put_ticket(facts, Ticket(taken, owner, request, holder), waiting, lease)
 
 
 def cancel(facts: Facts, order: int, owner: str | None) -> Step[bool]:
@@ -231,16 +232,18 @@ def claim(facts: Facts, grant: Grant) -> Step[bool]:
     return _put_slot(facts, replace(slot, grant=replace(slot.grant, is_claimed=True)))
 
 
-def give_back(facts: Facts, grant: Grant) -> Step[bool]:
+def give_back(facts: Facts, grant: Grant, *, is_end: bool = False) -> Step[bool]:
     """End an unclaimed grant; mark a claimed grant as revoked."""
     slot = _live(facts, grant)
     if slot is None:
         return Done(False)
     if not slot.grant.is_claimed:
         return _put_slot(facts, replace(slot, end=GrantEnd.RETURNED))
-    if slot.grant.is_revoked:
+    if slot.grant.is_revoked and slot.grant.is_ended >= is_end:
         return Done(True)
-    return _put_slot(facts, replace(slot, grant=replace(slot.grant, is_revoked=True)))
+    is_ended = is_end or slot.grant.is_ended
+    revoked = replace(slot.grant, is_revoked=True, is_ended=is_ended)
+    return _put_slot(facts, replace(slot, grant=revoked))
 
 
 def release(facts: Facts, grant: Grant) -> Step[bool]:

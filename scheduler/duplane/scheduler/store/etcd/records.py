@@ -121,6 +121,7 @@ def slot_value(slot: Slot, base: int) -> bytes:
         claims=grant.claims,
         is_claimed=grant.is_claimed,
         is_revoked=grant.is_revoked,
+        is_ended_by_operator=grant.is_ended,
         claim_timeout_s=slot.claim_timeout_s,
         end=_ENDS[slot.end] if slot.end else pb.GRANT_END_RECORD_UNSPECIFIED,
     )
@@ -136,7 +137,7 @@ def read_slot(value: bytes, revision: int) -> Slot:
     claims.CopyFrom(record.claims)
     claims.fencing_number = claims.fencing_number or record.base + revision
     ticket = _ticket(record.request, revision) if record.HasField("request") else None
-    grant = Grant(claims, ticket, record.is_claimed, record.is_revoked)
+    grant = Grant(claims, ticket, record.is_claimed, record.is_revoked, record.is_ended_by_operator)
     return Slot(grant, record.claim_timeout_s, _ENDS_BY_RECORD.get(record.end))
 
 
@@ -158,8 +159,10 @@ def _request_record(ticket: Ticket, base: int, *, is_granted: bool) -> pb.Reques
         owner=ticket.owner,
         request=ticket.request,
         is_granted=is_granted,
+        holder=ticket.holder,
     )
 
 
 def _ticket(record: pb.RequestRecord, revision: int) -> Ticket:
-    return Ticket(record.order or record.base + revision, record.owner, record.request)
+    order = record.order or record.base + revision
+    return Ticket(order, record.owner, record.request, record.holder)

@@ -26,21 +26,21 @@ from duplane.fabric.v1 import lease_pb2 as duplane_dot_fabric_dot_v1_dot_lease__
 from duplane.fabric.v1 import registry_pb2 as duplane_dot_fabric_dot_v1_dot_registry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*duplane/scheduler/store/etcd/records.proto\x12\x1a\x64uplane.scheduler.store.v1\x1a\x1d\x64uplane/fabric/v1/lease.proto\x1a duplane/fabric/v1/registry.proto\"\x83\x02\n\x0cWorkerRecord\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12-\n\x08register\x18\x03 \x01(\x0b\x32\x1b.duplane.fabric.v1.Register\x12\x13\n\x0bis_draining\x18\x04 \x01(\x08\x12\x1a\n\x12is_drain_requested\x18\x05 \x01(\x08\x12\x11\n\tis_silent\x18\x06 \x01(\x08\x12\x16\n\x0eis_unreachable\x18\x07 \x01(\x08\x12\x12\n\nis_leaving\x18\x08 \x01(\x08\x12\x19\n\x11is_stop_requested\x18\t \x01(\x08\x12\x1c\n\x14is_undrain_requested\x18\n \x01(\x08\"\x88\x01\n\rRequestRecord\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x03\x12\r\n\x05order\x18\x02 \x01(\x03\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x37\n\x07request\x18\x04 \x01(\x0b\x32&.duplane.fabric.v1.AcquireLeaseRequest\x12\x12\n\nis_granted\x18\x05 \x01(\x08\"\x80\x02\n\nSlotRecord\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x03\x12.\n\x06\x63laims\x18\x02 \x01(\x0b\x32\x1e.duplane.fabric.v1.LeaseClaims\x12:\n\x07request\x18\x03 \x01(\x0b\x32).duplane.scheduler.store.v1.RequestRecord\x12\x12\n\nis_claimed\x18\x04 \x01(\x08\x12\x12\n\nis_revoked\x18\x05 \x01(\x08\x12\x17\n\x0f\x63laim_timeout_s\x18\x06 \x01(\x01\x12\x37\n\x03\x65nd\x18\x07 \x01(\x0e\x32*.duplane.scheduler.store.v1.GrantEndRecord\")\n\nTimeRecord\x12\x0b\n\x03\x64\x61y\x18\x01 \x01(\x03\x12\x0e\n\x06held_s\x18\x02 \x01(\x01*\xb0\x01\n\x0eGrantEndRecord\x12 \n\x1cGRANT_END_RECORD_UNSPECIFIED\x10\x00\x12\x1d\n\x19GRANT_END_RECORD_RELEASED\x10\x01\x12\x1d\n\x19GRANT_END_RECORD_RETURNED\x10\x02\x12\x1c\n\x18GRANT_END_RECORD_EXPIRED\x10\x03\x12 \n\x1cGRANT_END_RECORD_WORKER_GONE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*duplane/scheduler/store/etcd/records.proto\x12\x1a\x64uplane.scheduler.store.v1\x1a\x1d\x64uplane/fabric/v1/lease.proto\x1a duplane/fabric/v1/registry.proto\"\x83\x02\n\x0cWorkerRecord\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12-\n\x08register\x18\x03 \x01(\x0b\x32\x1b.duplane.fabric.v1.Register\x12\x13\n\x0bis_draining\x18\x04 \x01(\x08\x12\x1a\n\x12is_drain_requested\x18\x05 \x01(\x08\x12\x11\n\tis_silent\x18\x06 \x01(\x08\x12\x16\n\x0eis_unreachable\x18\x07 \x01(\x08\x12\x12\n\nis_leaving\x18\x08 \x01(\x08\x12\x19\n\x11is_stop_requested\x18\t \x01(\x08\x12\x1c\n\x14is_undrain_requested\x18\n \x01(\x08\"\x98\x01\n\rRequestRecord\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x03\x12\r\n\x05order\x18\x02 \x01(\x03\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x37\n\x07request\x18\x04 \x01(\x0b\x32&.duplane.fabric.v1.AcquireLeaseRequest\x12\x12\n\nis_granted\x18\x05 \x01(\x08\x12\x0e\n\x06holder\x18\x06 \x01(\x0c\"\x9e\x02\n\nSlotRecord\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x03\x12.\n\x06\x63laims\x18\x02 \x01(\x0b\x32\x1e.duplane.fabric.v1.LeaseClaims\x12:\n\x07request\x18\x03 \x01(\x0b\x32).duplane.scheduler.store.v1.RequestRecord\x12\x12\n\nis_claimed\x18\x04 \x01(\x08\x12\x12\n\nis_revoked\x18\x05 \x01(\x08\x12\x17\n\x0f\x63laim_timeout_s\x18\x06 \x01(\x01\x12\x37\n\x03\x65nd\x18\x07 \x01(\x0e\x32*.duplane.scheduler.store.v1.GrantEndRecord\x12\x1c\n\x14is_ended_by_operator\x18\x08 \x01(\x08\")\n\nTimeRecord\x12\x0b\n\x03\x64\x61y\x18\x01 \x01(\x03\x12\x0e\n\x06held_s\x18\x02 \x01(\x01*\xb0\x01\n\x0eGrantEndRecord\x12 \n\x1cGRANT_END_RECORD_UNSPECIFIED\x10\x00\x12\x1d\n\x19GRANT_END_RECORD_RELEASED\x10\x01\x12\x1d\n\x19GRANT_END_RECORD_RETURNED\x10\x02\x12\x1c\n\x18GRANT_END_RECORD_EXPIRED\x10\x03\x12 \n\x1cGRANT_END_RECORD_WORKER_GONE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duplane.scheduler.store.etcd.records_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRANTENDRECORD']._serialized_start=843
-  _globals['_GRANTENDRECORD']._serialized_end=1019
+  _globals['_GRANTENDRECORD']._serialized_start=889
+  _globals['_GRANTENDRECORD']._serialized_end=1065
   _globals['_WORKERRECORD']._serialized_start=140
   _globals['_WORKERRECORD']._serialized_end=399
   _globals['_REQUESTRECORD']._serialized_start=402
-  _globals['_REQUESTRECORD']._serialized_end=538
-  _globals['_SLOTRECORD']._serialized_start=541
-  _globals['_SLOTRECORD']._serialized_end=797
-  _globals['_TIMERECORD']._serialized_start=799
-  _globals['_TIMERECORD']._serialized_end=840
+  _globals['_REQUESTRECORD']._serialized_end=554
+  _globals['_SLOTRECORD']._serialized_start=557
+  _globals['_SLOTRECORD']._serialized_end=843
+  _globals['_TIMERECORD']._serialized_start=845
+  _globals['_TIMERECORD']._serialized_end=886
 # @@protoc_insertion_point(module_scope)

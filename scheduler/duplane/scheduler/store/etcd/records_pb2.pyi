@@ -46,21 +46,23 @@ class WorkerRecord(_message.Message):
     def __init__(self, base: _Optional[int] = ..., epoch: _Optional[int] = ..., register: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., is_draining: _Optional[bool] = ..., is_drain_requested: _Optional[bool] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ..., is_leaving: _Optional[bool] = ..., is_stop_requested: _Optional[bool] = ..., is_undrain_requested: _Optional[bool] = ...) -> None: ...
 
 class RequestRecord(_message.Message):
-    __slots__ = ("base", "order", "owner", "request", "is_granted")
+    __slots__ = ("base", "order", "owner", "request", "is_granted", "holder")
     BASE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     IS_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     base: int
     order: int
     owner: str
     request: _lease_pb2.AcquireLeaseRequest
     is_granted: bool
-    def __init__(self, base: _Optional[int] = ..., order: _Optional[int] = ..., owner: _Optional[str] = ..., request: _Optional[_Union[_lease_pb2.AcquireLeaseRequest, _Mapping]] = ..., is_granted: _Optional[bool] = ...) -> None: ...
+    holder: bytes
+    def __init__(self, base: _Optional[int] = ..., order: _Optional[int] = ..., owner: _Optional[str] = ..., request: _Optional[_Union[_lease_pb2.AcquireLeaseRequest, _Mapping]] = ..., is_granted: _Optional[bool] = ..., holder: _Optional[bytes] = ...) -> None: ...
 
 class SlotRecord(_message.Message):
-    __slots__ = ("base", "claims", "request", "is_claimed", "is_revoked", "claim_timeout_s", "end")
+    __slots__ = ("base", "claims", "request", "is_claimed", "is_revoked", "claim_timeout_s", "end", "is_ended_by_operator")
     BASE_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +70,7 @@ class SlotRecord(_message.Message):
     IS_REVOKED_FIELD_NUMBER: _ClassVar[int]
     CLAIM_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    IS_ENDED_BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     base: int
     claims: _lease_pb2.LeaseClaims
     request: RequestRecord
@@ -75,7 +78,8 @@ class SlotRecord(_message.Message):
     is_revoked: bool
     claim_timeout_s: float
     end: GrantEndRecord
-    def __init__(self, base: _Optional[int] = ..., claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., request: _Optional[_Union[RequestRecord, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., is_revoked: _Optional[bool] = ..., claim_timeout_s: _Optional[float] = ..., end: _Optional[_Union[GrantEndRecord, str]] = ...) -> None: ...
+    is_ended_by_operator: bool
+    def __init__(self, base: _Optional[int] = ..., claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., request: _Optional[_Union[RequestRecord, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., is_revoked: _Optional[bool] = ..., claim_timeout_s: _Optional[float] = ..., end: _Optional[_Union[GrantEndRecord, str]] = ..., is_ended_by_operator: _Optional[bool] = ...) -> None: ...
 
 class TimeRecord(_message.Message):
     __slots__ = ("day", "held_s")

@@ -232,13 +232,15 @@ class Session:
         await self._client.put(self._keys.presence(name), b"", lease)
 
     async def _begin(self, lease: int) -> None:
-        """Publish this scheduler's session. In an empty store, set `base` first (see `keys`)."""
-        is_empty = etcd_pb2.Compare(
-            key=self._keys.base, target=etcd_pb2.Compare.CREATE, create_revision=0
-        )
-        base = etcd_pb2.PutRequest(key=self._keys.base, value=b"%d" % self._base)
-        put_base = etcd_pb2.RequestOp(request_put=base)
-        await self._client.txn(etcd_pb2.TxnRequest(compare=[is_empty], success=[put_base]))
+        """Publish this scheduler's session. Set `base` and the ticket key first, if absent."""
+        await self._create(self._keys.base, b"%d" % self._base)
+        await self._create(self._keys.ticket_key, secrets.token_bytes())
         self.lease = lease  # operations wait until the watch delivers the key below
         await self._client.put(self._keys.session(f"{lease:x}"), b"", lease)
         _log.info("session %x in etcd", lease)
+
+    async def _create(self, key: bytes, value: bytes) -> None:
+        """Set a key that all schedulers share, unless it exists."""
+        is_absent = etcd_pb2.Compare(key=key, target=etcd_pb2.Compare.CREATE, create_revision=0)
+        put = etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=key, value=value))
+        await self._client.txn(etcd_pb2.TxnRequest(compare=[is_absent], success=[put]))

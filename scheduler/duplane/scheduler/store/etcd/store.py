@@ -13,6 +13,7 @@ from typing import Any
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler import revisions
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.store.base import (
     Change,
@@ -85,7 +86,7 @@ class EtcdStore(LeaseStore):
         self._contact = Contact()
         self._mirror = Mirror(self._client, self.facts, clock, self._contact.confirm_watch)
         self._postponed = Postponed(self._contact)
-        self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
+        self._session = Session(self._client, self._mirror, self._contact, revisions.at(boot_ms))
         self._commits = Commits(self._client, self._mirror, self._session)
         self._drains = Drains(self._commits, self._begin)
         self._write_check = WriteCheck(self._client, self.facts.keys.barrier)
@@ -101,6 +102,13 @@ class EtcdStore(LeaseStore):
     @property
     def has_kept_queue(self) -> bool:
         return self._mirror.has_found_sessions
+
+    @property
+    def ticket_key(self) -> bytes:
+        return self.facts.ticket_key
+
+    def may_be_former(self, order: int) -> bool:
+        return not self.has_kept_queue and revisions.is_of_former_run(order, self.facts.base)
 
     @property
     def waiting_count(self) -> int:
@@ -208,6 +216,7 @@ class EtcdStore(LeaseStore):
         owner: str,
         order: int | None = None,
         offer: Offer | None = None,
+        holder: bytes = b"",
     ) -> Ticket | Grant:
         is_abandoned = False
 
@@ -216,7 +225,8 @@ class EtcdStore(LeaseStore):
             if is_abandoned and not (known and known.ticket.owner == owner):
                 # If this call continued, it would take the ticket from a later call of its caller.
                 raise FabricError(Reason.UNAVAILABLE, "the caller has gone")
-            return operations.enqueue(facts, request, owner, order, self._session.lease, offer)
+            lease = self._session.lease
+            return operations.enqueue(facts, request, owner, order, lease, offer, holder)
 
         async def operate() -> Ticket | Grant:
             if order is not None and order >= self.facts.number:
@@ -259,9 +269,10 @@ class EtcdStore(LeaseStore):
     async def claim(self, grant: Grant) -> bool:
         return await self._commit(lambda facts: operations.claim(facts, grant))
 
-    async def give_back(self, grant: Grant) -> bool:
+    async def give_back(self, grant: Grant, *, is_end: bool = False) -> bool:
         return await self._commit(
-            lambda facts: operations.give_back(facts, grant), ("give_back", grant.claims.lease_id)
+            lambda facts: operations.give_back(facts, grant, is_end=is_end),
+            ("give_back", grant.claims.lease_id, is_end),
         )
 
     async def release(self, grant: Grant) -> bool:

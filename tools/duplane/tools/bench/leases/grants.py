@@ -249,6 +249,7 @@ class _Bench:
                 kind=_KIND,
                 ticket_id=position.ticket_id,
                 was_granted=bool(position.ticket_id),
+                ticket_proof=position.ticket_proof,
             )
             granted = await client.acquire(request, position.update)
             granted_at = time.perf_counter()
@@ -256,6 +257,7 @@ class _Bench:
             if await self._workers[granted.worker_id].serve(granted):
                 return granted_at
             position.ticket_id = granted.ticket_id
+            position.ticket_proof = granted.ticket_proof
             await client.release(granted.lease_id)
 
     async def _kill(self, schedulers: Sequence[Role]) -> None:
@@ -274,6 +276,7 @@ class _Position:
 
     def __init__(self, counts: _Counts) -> None:
         self.ticket_id = ""
+        self.ticket_proof = b""
         self._counts = counts
         self._lowest: int | None = None
 
@@ -283,6 +286,7 @@ class _Position:
         has_grown = self._lowest is not None and queued.position > self._lowest
         self._counts.lost_position_count += is_other or has_grown
         self.ticket_id, self._lowest = queued.ticket_id, queued.position
+        self.ticket_proof = queued.ticket_proof
 
 
 def _rotated(addresses: Sequence[str], start: int) -> Sequence[str]:
