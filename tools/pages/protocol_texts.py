@@ -45,6 +45,7 @@ selects only {}. A value that contains a key, such as `map-api-key.KEY`, `duplan
 `openai-insecure-api-key.KEY`, is never selected, logged or recorded. Without a selected name the
 session runs too, but browsers close it: a page that offers a key also offers `map.realtime`, or
 `realtime` in L.
+[`docs/credentials.md`](../docs/credentials.md) says which edges demand a key.
 """
 PHASES: Mapping[Phase, str] = {
     Phase.START: "the client has sent no settings; it may still be waiting for a slot",
