@@ -28,8 +28,8 @@ class FabricTlsSettings:
     """Allow addresses beyond this machine without TLS inside the fabric: everybody who reaches such
     an address can then read and end all sessions."""
     fabric_deny: ExistingFile | None = None
-    """File with the certificates that this process refuses, one in a line: a SPIFFE ID, or a
-    fingerprint as `sha256:HEX`; `duplane certs show` prints both. It is read again like the
+    """File with the certificates that schedulers and workers refuse, one in a line: a SPIFFE ID, or
+    a fingerprint as `sha256:HEX`; `duplane certs show` prints both. It is read again like the
     certificate; then running calls of a refused certificate end. Needs --fabric-tls."""
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from duplane.tools.bench.options import FabricBench
         (["--url", "http://h:1"], "url is 'http://h:1', must begin with ws://"),
         (["--url", "ws://h:1", "--dialect", "A,grpc"], "'grpc', which url 'ws://h:1' does not"),
         (["--url", "grpc://h:1", "--dialect", "B"], "'B', which url 'grpc://h:1' does not"),
-        (["--url", "ws://h:1", "--edge-cpu", "0"], "edge_cpu and telemetry cannot be used"),
+        (["--url", "ws://h:1", "--edge-cpu", "0"], "edge_cpu, telemetry and tls cannot be used"),
         (["--kill-every-s", "10"], "kill_every_s: needs a fabric of the command with at least 2"),
         (
             ["--workers", "2", "--kill-every-s", "10", "--restart-every-s", "10"],
