@@ -25,7 +25,7 @@ from duplane.fabric.tls.access import OPERATOR_KEY
 from duplane.fabric.tls.certificates import fingerprint, read_files
 from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.identity import Role, server_name
-from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.fabric.v1 import lease_pb2, lease_pb2_grpc, session_pb2
 
 DENIED, UNAVAILABLE = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
@@ -43,6 +43,7 @@ SCHEDULER_RPCS = {
     "/duplane.fabric.v1.AdminService/DrainWorker": "operator",
     "/duplane.fabric.v1.AdminService/UndrainWorker": "operator",
     "/duplane.fabric.v1.AdminService/CancelTicket": "operator",
+    "/duplane.fabric.v1.AdminService/EndSession": "operator",
     "/duplane.fabric.v1.AdminService/UpdateEstimates": "operator",
 }
 WORKER_RPCS = {
@@ -217,6 +218,38 @@ async def test_worker_registers_only_under_its_own_name(
             worker = FakeWorker(channel, register_message(worker_id))
             await worker.attach()
             await worker.vanish()
+
+
+async def test_lease_and_request_of_another_process_are_of_no_use(
+    certificates: FabricCertificates, fabric: TlsFabric
+) -> None:
+    """A lease is no bearer token: a thief who has read one cannot claim it or give it back."""
+    at = [fabric.scheduler.address]
+    wish = lease_pb2.AcquireLeaseRequest(request_id="same", kind=AUDIO)
+    owner, thief = certificates.credentials(Role.CLIENT), certificates.credentials(Role.EDGE)
+    operator = certificates.credentials(Role.OPERATOR)
+    async with FabricClient(at, owner) as client, FabricClient(at, thief) as other:
+        granted = await client.acquire(wish)
+        with pytest.raises(FabricError) as refused:
+            async with other.converse(granted):
+                pass
+        assert refused.value.reason is Reason.NOT_ALLOWED
+        chat = await client.acquire(
+            lease_pb2.AcquireLeaseRequest(request_id="chat", kind=lease_pb2.SESSION_KIND_CHAT)
+        )
+        async with other.chat(chat, session_pb2.ChatRequest()) as responses:
+            with pytest.raises(FabricError) as refused:
+                await anext(responses)
+        assert refused.value.reason is Reason.NOT_ALLOWED
+        await other.release(granted.lease_id)
+        assert (await other.acquire(wish)).lease_id != granted.lease_id
+        async with client.converse(granted) as stream:
+            await stream.open(session_pb2.Open())
+            release = lease_pb2.ReleaseLeaseRequest(lease_id=granted.lease_id)
+            async with open_channel(at[0], Role.SCHEDULER, operator) as channel:
+                await lease_pb2_grpc.LeaseServiceStub(channel).ReleaseLease(release)
+            closed = (await asyncio.wait_for(stream.read(), WITHIN_S)).closed
+            assert closed.reason == session_pb2.CLOSE_REASON_REVOKED
 
 
 async def is_denied(channel: grpc.aio.Channel, rpc: str) -> bool:

@@ -165,6 +165,17 @@ def test_a_lease_for_something_else_is_refused(claims: dict, reason: Reason) -> 
     assert refusal(new_admission(), lease(**claims)).reason is reason
 
 
+def test_lease_is_of_use_only_to_the_process_in_whose_certificate_it_was_granted() -> None:
+    admission = new_admission()
+    for holder, caller in ((b"owner", b"thief"), (b"", b"thief"), (b"owner", b"")):
+        with pytest.raises(FabricError) as refused:
+            admission.claim(lease(holder=holder), NOW, caller=caller)
+        assert refused.value.reason is Reason.NOT_ALLOWED
+        assert admission.slots[0].state is SlotState.FREE
+    admission.claim(lease(holder=b"owner"), NOW, caller=b"owner")
+    admission.claim(lease(slot=1, holder=b"owner"), NOW)  # without TLS nobody is known
+
+
 def test_lease_is_claimed_within_its_time_and_the_slack() -> None:
     admission = new_admission()
     late = NOW + TIMEOUT_S + CLAIM_SLACK_S + 0.001

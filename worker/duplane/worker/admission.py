@@ -134,10 +134,18 @@ class Admission:
         self._ages.detach(now)
 
     def claim(
-        self, lease: lease_pb2.Lease, now: float, *, is_chat: bool = False
+        self,
+        lease: lease_pb2.Lease,
+        now: float,
+        *,
+        is_chat: bool = False,
+        caller: bytes | None = None,
     ) -> lease_pb2.LeaseClaims:
-        """Occupy the slot that `lease` names, or raise FabricError and change nothing."""
-        claims = self.check(lease, now, is_chat=is_chat)
+        """Occupy the slot that `lease` names, or raise FabricError and change nothing.
+
+        `caller` is the holder that the certificate of the client names; None without TLS.
+        """
+        claims = self.check(lease, now, is_chat=is_chat, caller=caller)
         self._set(
             replace(
                 self._slots[claims.slot],
@@ -153,10 +161,17 @@ class Admission:
         return claims
 
     def check(
-        self, lease: lease_pb2.Lease, now: float, *, is_chat: bool = False
+        self,
+        lease: lease_pb2.Lease,
+        now: float,
+        *,
+        is_chat: bool = False,
+        caller: bytes | None = None,
     ) -> lease_pb2.LeaseClaims:
         """Return the claims of a lease that can be claimed now, or raise FabricError."""
         claims = self._verifier.verify(lease, now)
+        if caller is not None and claims.holder != caller:
+            raise FabricError(Reason.NOT_ALLOWED, "the lease was granted to another caller")
         self._check_addressee(claims)
         self._check_age(claims, now)
         if is_chat != (claims.kind == lease_pb2.SESSION_KIND_CHAT):

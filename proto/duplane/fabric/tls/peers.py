@@ -22,6 +22,12 @@ def peer_identity(context: grpc.aio.ServicerContext[Any, Any]) -> Identity | Non
     return _parse(values[0]) if len(values) == 1 else None
 
 
+def peer_holder(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
+    """Return the holder of the leases and tickets that the caller asks for; None without TLS."""
+    caller = peer_identity(context)
+    return caller.holder if caller else None
+
+
 def peer_certificate(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
     """Return the certificate of the caller (PEM); empty without TLS."""
     return next(iter(context.auth_context().get(_CERTIFICATE, ())), b"")

@@ -58,7 +58,8 @@ class SessionServiceStub:
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
-    DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+    DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
+    INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
     RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
     when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
     when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
@@ -101,7 +102,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
-    DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+    DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
+    INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
     RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
     when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
     when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
@@ -147,7 +149,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
-        DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+        DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
+        INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
         RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
         when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
         when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt

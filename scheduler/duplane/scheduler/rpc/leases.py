@@ -22,6 +22,8 @@ from duplane.fabric.monitoring.spans import (
     Telemetry,
     from_metadata,
 )
+from duplane.fabric.tls.identity import Identity, Role
+from duplane.fabric.tls.peers import peer_holder, peer_identity
 from duplane.fabric.v1 import lease_pb2, lease_pb2_grpc
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.holders import holder_of, is_open_to, scoped
@@ -78,7 +80,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         with logged_ids(request.session_id, request.trace):
             try:
                 check_acquire(request)
-                holder, proof = _take_secrets(request)
+                holder, proof = _take_secrets(request, peer_holder(context))
                 with self._queue_span(request) as span:
                     async with self._waiters.waiting(request, holder, proof) as waiter:
                         await self._wait(waiter, context)
@@ -95,22 +97,25 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self, request: lease_pb2.ReleaseLeaseRequest, context: _ReleaseContext
     ) -> lease_pb2.ReleaseLeaseResponse:
         try:
-            return await self._release(request)
+            return await self._release(request, peer_identity(context))
         except FabricError as error:
             return await abort(context, error)
 
     async def _release(
-        self, request: lease_pb2.ReleaseLeaseRequest
+        self, request: lease_pb2.ReleaseLeaseRequest, caller: Identity | None
     ) -> lease_pb2.ReleaseLeaseResponse:
+        """Give a lease back. Without TLS there is no `caller`, and only its key is checked."""
         check_release(request)
-        holder = holder_of(request.caller_key)
+        holder = caller.holder if caller else holder_of(request.caller_key)
         request_id = scoped(request.request_id, holder) if request.request_id else ""
         if request_id:
             self._waiters.cancel_request(request_id)
-        self._state.report_unreachable(request.unreachable_worker_id)
+        if caller is None or caller.role is Role.EDGE:
+            self._state.report_unreachable(request.unreachable_worker_id)
         grant = self._state.grants.get(request.lease_id)
         grant = grant or self._state.grant_of_request(request_id)
-        if grant and is_open_to(grant.holder, holder):
+        is_operator = caller is not None and caller.role is Role.OPERATOR
+        if grant and (is_operator or is_open_to(grant.holder, holder)):
             await self._store.give_back(grant)
         return lease_pb2.ReleaseLeaseResponse()
 
@@ -178,12 +183,16 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         return lease_pb2.AcquireLeaseResponse(granted=message)
 
 
-def _take_secrets(request: lease_pb2.AcquireLeaseRequest) -> tuple[bytes, bytes]:
+def _take_secrets(
+    request: lease_pb2.AcquireLeaseRequest, peer: bytes | None
+) -> tuple[bytes, bytes]:
     """Return the holder of a request and its ticket's proof, and leave no secret in the request.
 
-    Stores keep the request. Its id becomes unique among the requests of all holders.
+    With TLS, the holder is `peer`, the process that the caller's certificate names. Stores keep
+    the request. Its id becomes unique among the requests of all holders.
     """
-    holder, proof = holder_of(request.caller_key), request.ticket_proof
+    holder = holder_of(request.caller_key) if peer is None else peer
+    proof = request.ticket_proof
     request.ClearField("caller_key")
     request.ClearField("ticket_proof")
     request.request_id = scoped(request.request_id, holder)

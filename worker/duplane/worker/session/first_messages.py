@@ -12,6 +12,7 @@ import grpc.aio
 
 from duplane.fabric import lease_metadata
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.tls.peers import peer_holder
 from duplane.fabric.v1 import lease_pb2
 from duplane.worker.admission import Admission
 
@@ -46,7 +47,9 @@ class FirstMessages:
             async with self._place():
                 yield None
             return
-        claims = self._admission.check(lease, time.monotonic(), is_chat=is_chat)
+        claims = self._admission.check(
+            lease, time.monotonic(), is_chat=is_chat, caller=peer_holder(context)
+        )
         if claims.lease_id in self._reading:
             raise FabricError(Reason.LEASE_STALE, "another call uses the lease")
         self._reading.add(claims.lease_id)

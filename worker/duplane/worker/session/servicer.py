@@ -20,6 +20,7 @@ from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.logs import logged_ids
 from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.tls.peers import peer_holder
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc, trace_pb2
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.engine.device_thread import DeviceThread
@@ -193,7 +194,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             async with self._first_messages.reading(context) as checked:
                 claim = await _read_claim(context, state)
             require_same(checked, claim.lease, "claim.lease")
-            claims = self._admission.claim(claim.lease, time.monotonic())
+            caller = peer_holder(context)
+            claims = self._admission.claim(claim.lease, time.monotonic(), caller=caller)
         client_trace = _client_trace(claim.trace, context)
         span = self._tracer.start(
             spans.WORKER_SESSION, parent=client_trace, attributes=_attributes(claims)
@@ -226,7 +228,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             async with self._first_messages.reading(context, is_chat=True) as checked:
                 request = await _read_turn(context)
             require_same(checked, request.lease, "lease")
-            claims = self._admission.claim(request.lease, time.monotonic(), is_chat=True)
+            claims = self._admission.claim(
+                request.lease, time.monotonic(), is_chat=True, caller=peer_holder(context)
+            )
         trace = _client_trace(request.trace, context)
         span = self._tracer.start(spans.WORKER_CHAT, parent=trace, attributes=_attributes(claims))
         reporter = ChatReporter(self._tracer, span, self._metrics)
