@@ -16,9 +16,10 @@ from duplane.edge.access import Level, Scope
 from duplane.edge.credentials.keys import new_key
 from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.http.http_route import HttpRoute
+from duplane.edge.routing import HTTP_CHAT_PATH, Route
 
 ADMIN_TOKEN = "0123456789"
-SESSIONS = {"/v1/realtime", "/ws/duplex/{session_id}", "/ws/chat", "/api/chat"}
+SESSIONS = {HTTP_CHAT_PATH, *(route.value for route in Route)}
 UNAUTHORIZED = ("none", "unknown", "expired", "disabled", "revoked", "expired token")
 TENANTS = ("tenant", "tenant by token")
 OPERATORS = ("operator", "operator by token", "admin token")

@@ -48,6 +48,8 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/v1/realtime"): (C, Scope.READ),
     ("GET", "/ws/duplex/{session_id}"): (C, Scope.READ),
     ("GET", "/ws/chat"): (C, Scope.READ),
+    ("GET", "/v1/live/sessions"): (C, Scope.READ),
+    ("GET", "/openai/v1/live/sessions"): (C, Scope.READ),
     ("POST", "/api/chat"): (C, Scope.READ),
     ("POST", SECRETS_PATH): (C, Scope.READ),
     ("GET", "/workers"): (M, Scope.READ),
