@@ -13,7 +13,10 @@ from support.edge.live_edge import LiveEdge, begin, end, live_edge
 from support.edge.raw_client import RawClient
 from websockets.asyncio.client import connect
 
-WEBSOCKETS = ("/v1/realtime", "/v1/realtime?mode=chat", "/ws/duplex/adx_1", "/ws/chat")
+WEBSOCKETS = (
+    *("/v1/realtime", "/v1/realtime?mode=chat", "/ws/duplex/adx_1", "/ws/chat"),
+    *("/v1/live/sessions", "/openai/v1/live/sessions"),
+)
 EVIL = "https://evil.example"
 FOREIGN = (EVIL, "null", "", "file://", "http://localhost", "https://localhost:1", "x", "http://[")
 UPGRADE = {
@@ -225,3 +228,15 @@ async def test_repeated_headers_are_refused() -> None:
             async with RawClient(edge.edge.address) as client:
                 await client.send(head.encode())
                 assert (await client.read_all())[9:12] in (b"403", b"400")
+
+
+async def test_operator_learns_of_refused_pages_and_the_log_stays_short(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with live_edge() as edge:
+        for number in range(20):
+            headers = {"Origin": f"https://page-{number}.example"}
+            assert (await ask(edge, "GET", "/status", headers))[0] == 403
+    (line,) = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert "https://page-0.example" in line
+    assert "--allowed-origins" in line

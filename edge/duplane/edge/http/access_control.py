@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from aiohttp import web
@@ -35,6 +36,9 @@ from duplane.edge.transport.client_address import (
 from duplane.edge.transport.client_protocol import ClientProtocol
 from duplane.edge.transport.origins import BrowserRules, parse_target
 from duplane.edge.transport.rate_limit import NetworkRates
+from duplane.fabric.repeated_log import RepeatedLog
+
+_log = logging.getLogger(__name__)
 
 _OPERATORS_ONLY = (
     "only operators may do this: send an operator's key or the edge's admin token as"
@@ -66,6 +70,8 @@ class AccessControl:
     requests: NetworkRates
     logged_addresses: AddressForm = "full"
     has_operators: bool = True
+    # One for all origins and hosts: strangers must not fill the log.
+    refusals: RepeatedLog = field(default_factory=lambda: RepeatedLog(_log))
 
     async def handle(
         self,
@@ -118,6 +124,7 @@ class AccessControl:
         is_proxied = is_proxy(request.remote or "", self.proxies)
         target = parse_target(headers, is_tls=request.secure, is_proxied=is_proxied)
         if refusal := self.browsers.refusal(headers, target):
+            self.refusals.report(f"a request was refused: {refusal}")
             raise web.HTTPForbidden(text=refusal)
         origin = headers.get("origin", "")
         if origin and self.browsers.is_listed(origin):
