@@ -368,6 +368,8 @@ class Waiters:
     def _on_grant_gone(self, order: int, grant: Grant) -> None:
         waiter = self._by_order.get(order)
         if waiter and waiter.grant and waiter.grant.claims.lease_id == grant.claims.lease_id:
+            # Even if an earlier call has delivered the grant, this call has not yet done so.
             waiter.grant = None
-            waiter.has_lost_place = not waiter.is_delivered
+            waiter.is_delivered = False
+            waiter.has_lost_place = True
             waiter.changed.set()

@@ -175,6 +175,22 @@ async def test_ticket_taken_over_by_another_demand_waits_in_one_queue_only() -> 
     assert not scheduler.state.waiting_pools
 
 
+async def test_call_that_has_found_a_grant_waits_again_if_the_grant_ends() -> None:
+    """The grant was made for a call at another scheduler, which may have delivered it."""
+    scheduler = LocalScheduler()
+    worker = await scheduler.attach()
+    ticket = await scheduler.store.enqueue(request(), "elsewhere")
+    grant = await scheduler.grant()
+    async with scheduler.waiters.waiting(request()) as waiter:
+        assert waiter.grant == grant
+        await scheduler.store.unregister(worker.worker_id, worker.epoch)
+        assert waiter.has_lost_place
+        await scheduler.waiters.enqueue_again(waiter)
+        assert isinstance(ticket, Ticket)
+        assert waiter.order == ticket.order
+        assert scheduler.waiters.entry(waiter)
+
+
 async def test_cancelled_call_gives_back_what_it_holds() -> None:
     scheduler = LocalScheduler()
     is_waiting = asyncio.Event()
