@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 _DAY_S = 86_400
 SAVE_INTERVAL_S = 5.0  # so much of the time of a tenant may be lost with the last scheduler
 SAVED_STEP_S = 1.0  # a lower difference to the saved time is not worth a write
-_MAX_SAVED_COUNT = 64  # tenants whose times are saved at one interval; the others wait for the next
+_MAX_SAVED_COUNT = (
+    512  # tenants whose times are saved at one interval; the others wait for the next
+)
 # Tenants whose time of this day is remembered. The time of the tenant whose last session ended
 # longest ago is forgotten first; the store still has it, but is read only at the start.
 _MAX_TENANTS = 65_536
@@ -189,12 +191,16 @@ class Quotas:
 
     async def save(self) -> None:
         """Save the times of some tenants that have changed. Raises FabricError."""
+        tenant_ids = list(itertools.islice(self._unsaved, _MAX_SAVED_COUNT))
+        await asyncio.gather(*map(self._save_time, tenant_ids))
+
+    async def _save_time(self, tenant_id: str) -> None:
         today = _day(self._wall_clock())
-        for tenant_id in list(itertools.islice(self._unsaved, _MAX_SAVED_COUNT)):
-            time, saved = self._ended.get(tenant_id), self._saved.get(tenant_id)
-            saved_s = saved.held_s if saved and saved.day == today else 0.0
-            if time and time.day == today and time.held_s >= saved_s + SAVED_STEP_S:
-                await self._store.save_time(time)
+        time, saved = self._ended.get(tenant_id), self._saved.get(tenant_id)
+        saved_s = saved.held_s if saved and saved.day == today else 0.0
+        if time and time.day == today and time.held_s >= saved_s + SAVED_STEP_S:
+            await self._store.save_time(time)
+        if self._ended.get(tenant_id) is time:
             self._unsaved.pop(tenant_id, None)
 
     def _on_saved(self, time: TenantTime) -> None:
