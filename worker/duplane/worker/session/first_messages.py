@@ -18,7 +18,7 @@ from duplane.worker.admission import Admission
 
 # First messages of calls without a lease in their metadata that are read at the same time. A
 # message has at most 32 MiB. Further calls wait, at most `_WAIT_S`; then they are refused.
-MAX_UNCHECKED_COUNT = 16
+MAX_UNCHECKED_COUNT = 8
 _WAIT_S = 10.0
 
 
