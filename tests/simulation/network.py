@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any
 
 
@@ -96,6 +96,10 @@ class Call:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata that the client sent: none."""
         return ()
+
+    def auth_context(self) -> dict[str, Iterable[bytes]]:
+        """Return the properties of a TLS connection: none."""
+        return {}
 
     def peer(self) -> str:
         """Return the client's address, in the form in which gRPC writes it."""
