@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -40,16 +41,18 @@ def test_grpc_is_imported_with_one_reading_thread(given: str | None, expected: s
 
 def test_grpc_writes_no_lines_of_its_own() -> None:
     """Its lines would be neither JSON nor text with a time and a role."""
-    command = ("-m", "duplane.tools", "scheduler", "--listen", "192.0.2.1:1")
-    ran = subprocess.run(
-        [sys.executable, *command, "--log-format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = ("-m", "duplane.tools", "scheduler", "--listen", address)
+        ran = subprocess.run(
+            [sys.executable, *command, "--log-format", "json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     (line,) = (orjson.loads(line) for line in ran.stderr.splitlines())
-    assert line["message"].startswith("cannot listen on 192.0.2.1:1")
+    assert line["message"].startswith(f"cannot listen on {address}")
     assert (ran.returncode, ran.stdout) == (1, "")
 
 
