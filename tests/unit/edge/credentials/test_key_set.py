@@ -56,7 +56,10 @@ def test_each_key_has_the_algorithm_of_its_type() -> None:
         "no object",
         None,
     ],
-    ids=lambda key: str(key)[:40],
+    ids=str.split(
+        "oct hs256 ps256 encryption no_id number_as_id other_curve bad_x number_as_x short_rsa text"
+        " none"
+    ),
 )
 def test_unusable_key_is_left_out(key: Any) -> None:
     assert parsed(key, ISSUER.jwk("EdDSA", kid="good")) == {"good"}
