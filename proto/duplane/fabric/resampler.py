@@ -50,6 +50,11 @@ class Resampler:
         """Add a piece of the stream; return the samples that come out now, perhaps none."""
         return pcm_from_samples(self._add(np.frombuffer(pcm, "<f4")))
 
+    def count_with(self, added_count: int) -> int:
+        """Return how many samples would come out if this many samples were added."""
+        known_count = self._start + self._heard.size + added_count - self._reach
+        return max(0, known_count) * self._up // self._down - self._given_count
+
     def end(self) -> bytes:
         """End the stream and return its last samples. Then another stream may begin."""
         last = self._add(self._silence)

@@ -15,7 +15,9 @@ class UnitAssembler:
 
     The audio of all appends is one stream. If its rate is not that of the model, it is resampled: a
     unit is then complete with the same append as otherwise, but its sound is 6 to 25 ms late. While
-    the model is not known (None), units have the default duration and the rate of the appends.
+    the model is not known (None), units have the default duration and the rate of the appends. The
+    audio of a unit is resampled at once, because each call of the resampler takes as much time as
+    100 ms of audio.
 
     If one append of a unit has `force_listen`, the model must listen to the whole unit. A unit has
     the tag of its last append. Pictures belong to the unit with the last sample of their append;
@@ -32,6 +34,8 @@ class UnitAssembler:
         self._unit_rate_hertz = model.input_rate_hertz if model else 0
         self._unit_bytes = 0
         self._resampler: Resampler | None = None  # None if the rates are equal
+        self._unsampled: list[bytes] = []  # audio that waits to be resampled
+        self._unsampled_count = 0  # its samples
         self._pieces: list[memoryview] = []
         self._held_bytes = 0
         self._force_listen = False
@@ -41,7 +45,13 @@ class UnitAssembler:
     @property
     def held(self) -> tuple[int, int]:
         """The bytes of audio and the number of pictures that wait for the rest of their unit."""
-        return self._held_bytes, len(self._frames)
+        return self._bytes_with_unsampled, len(self._frames)
+
+    @property
+    def _bytes_with_unsampled(self) -> int:
+        if not self._resampler:
+            return self._held_bytes
+        return self._held_bytes + SAMPLE_BYTES * self._resampler.count_with(self._unsampled_count)
 
     def for_model(self, model: ModelFormat) -> UnitAssembler:
         """Return an assembler of this model's units that replaces this one; it holds no audio."""
@@ -61,7 +71,13 @@ class UnitAssembler:
             self._use_rate(append.rate_hertz)
         audio = append.audio
         if self._resampler:
-            audio = self._resampler.add(audio)
+            self._unsampled.append(audio)
+            self._unsampled_count += len(audio) // SAMPLE_BYTES
+            if self._bytes_with_unsampled < self._unit_bytes:
+                self._force_listen |= append.force_listen
+                self._hold_frames(append)
+                return ()
+            audio = self._take_resampled(self._resampler)
         elif not self._pieces and len(audio) == self._unit_bytes:
             return (append,)
         units: list[Append] = []
@@ -81,10 +97,24 @@ class UnitAssembler:
 
     def take_rest(self) -> Append | None:
         """Remove and return the incomplete unit; None if no audio waits."""
+        self._resample_held()
         return self._release(NO_TAG) if self._held_bytes else None
+
+    def _take_resampled(self, stream: Resampler) -> bytes:
+        audio = stream.add(b"".join(self._unsampled))
+        self._unsampled.clear()
+        self._unsampled_count = 0
+        return audio
+
+    def _resample_held(self) -> None:
+        """Resample the audio of the incomplete unit."""
+        if self._resampler and self._unsampled:
+            self._pieces.append(memoryview(self._take_resampled(self._resampler)))
+            self._held_bytes += len(self._pieces[-1])
 
     def _use_rate(self, rate_hertz: int) -> None:
         """Begin the stream with appends of this rate, or continue it with them."""
+        self._resample_held()
         self._rate_hertz = rate_hertz
         self._unit_rate_hertz = self._unit_rate_hertz or rate_hertz
         self._unit_bytes = SAMPLE_BYTES * self.format.samples_of_unit(self._unit_rate_hertz)

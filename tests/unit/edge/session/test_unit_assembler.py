@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.protocols.transcripts import pcm
@@ -14,6 +15,7 @@ from duplane.edge.session.unit_assembler import UnitAssembler
 from duplane.fabric.audio import Samples, resample
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
+from duplane.fabric.resampler import Resampler
 
 UNIT_BYTES = 4 * 16_000
 SHORT = ModelFormat(unit_ns=80_000_000)
@@ -101,6 +103,31 @@ def test_units_are_the_resampled_stream_and_come_with_their_last_sample(
     late *= rate_hertz != model.input_rate_hertz
     assert np.abs(got[late:] - expected[: max(0, got.size - late)]).max(initial=0) < 1e-5
     assert np.abs(got[:late]).max(initial=0) < 0.3
+
+
+def test_the_sound_of_a_unit_is_resampled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    add = Resampler.add
+
+    def count(stream: Resampler, audio: bytes) -> bytes:
+        sizes.append(len(audio) // 4)
+        return add(stream, audio)
+
+    monkeypatch.setattr(Resampler, "add", count)
+    pieces = [Append(pcm(480), rate_hertz=24_000)] * 100
+    assert len(gather(*pieces, model=DEFAULT_FORMAT)) == 2
+    assert sizes == [24_000, 24_000]
+
+
+def test_sound_that_waits_is_told_as_it_will_be_resampled() -> None:
+    assembler = UnitAssembler(4, DEFAULT_FORMAT)
+    for _ in range(3):
+        assert not assembler.add(Append(pcm(480), rate_hertz=24_000))
+    assert assembler.held == (4 * 3 * 320, 0)
+    rest = assembler.take_rest()
+    assert rest
+    assert len(rest.audio) == 4 * 3 * 320
+    assert assembler.held == (0, 0)
 
 
 def test_append_of_less_than_a_sample_of_the_model_loses_nothing() -> None:
