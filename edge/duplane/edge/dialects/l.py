@@ -110,6 +110,8 @@ class DialectL(DuplexDialect):
         "error": ALIVE,
     }
 
+    _has_spoken = False
+
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         super().__init__(identity, limits, mode)
         self.input_sound = self.output_sound = DEFAULT_FORMAT
@@ -124,6 +126,7 @@ class DialectL(DuplexDialect):
         }
         self._expires_s: int | None = None  # Unix time; None before the session has its slot
         self._context_token_limit = 0  # 0 if unknown
+        self._separator = ""  # of the next text from the text before: a client joins all texts
         self._event_count = 0
 
     # --- client events ---
@@ -229,7 +232,11 @@ class DialectL(DuplexDialect):
         time = {"start_ms": begin_ms, "end_ms": speech.sent_ms}
         events: list[bytes] = []
         if text := delta.speech.text:
+            text, self._separator = f"{self._separator}{text}", ""
             events.append(self._event("session.output_transcript.delta", {"delta": text, **time}))
+            self._has_spoken = True
+        if delta.end_of_turn and self._has_spoken:
+            self._separator = " "
         if audio:
             kind = {"type": "session.output_audio.delta"}
             events.append(with_audio({**kind, **time}, audio, "delta"))
