@@ -7,11 +7,12 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 import soundfile
 from support.certificates import write_certificate
 from support.edge.live_edge import LiveEdge, live_edge
-from support.protocols.transcripts import jpeg, wav
+from support.protocols.transcripts import jpeg, pcm, wav
 from support.tools.command import run_command
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -202,10 +203,37 @@ async def test_seed_reaches_the_session_in_dialect_b(tmp_path: Path) -> None:
         TalkSettings(dialect="A", seed=7)
 
 
-def test_message_about_dialects_names_all_four() -> None:
+def test_message_about_dialects_names_all() -> None:
     code, output = run_command("talk", "--dialect", "E")
     assert code == 2
-    assert "A, B, C, D" in output
+    assert "A, B, C, D, L" in output
+
+
+async def test_sound_of_l_is_sent_and_heard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_edge() as edge:
+        edge.fabric.on_unit = spoken
+        settings = settings_for(edge, tmp_path, "L", "audio")
+        await asyncio.to_thread(talk_to, settings, out=None, as_json=True)
+    rows = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["decision"], row["text"], row["audio_s"]) for row in rows] == [
+        ("speak", "so", 1.0),
+        ("listen", "", 0.0),
+    ]
+
+
+def test_l_has_only_audio() -> None:
+    with pytest.raises(ValueError, match="mode: dialect L has only audio"):
+        TalkSettings(dialect="L", mode="video")
+
+
+def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
+    """Speak in the first unit, and listen to all others."""
+    delta = session_pb2.Delta(sequence=unit.sequence, listen=session_pb2.Listen())
+    if unit.sequence == 0:
+        delta.speech.text, delta.speech.audio = "so", pcm(24_000)
+    return [session_pb2.ConverseResponse(delta=delta)]
 
 
 async def test_a_key_is_shown_to_the_server(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ async def begin(
 
     Raises TalkError if the server refuses the session.
     """
+    if dialect.starts_at_once:
+        await connection.send(orjson.dumps(dialect.start()), text=True)
     async for event in events_of(connection):
         match str(event.get("type")).removeprefix(dialect.queue_prefix):
             case "queued" | "queue_update":

@@ -8,6 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pybase64
+
+from duplane.edge.payload.sound_format import Encoding, SoundFormat
+from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
+from duplane.fabric.resampler import Resampler
+
+_INT16 = SoundFormat(Encoding.INT16, OUTPUT_RATE_HERTZ)
+
 Message = dict[str, Any]
 
 
@@ -31,6 +39,7 @@ class TalkDialect(Protocol):
     """One dialect of one conversation."""
 
     queue_prefix: str  # prefix of the types of queue events
+    starts_at_once: bool  # the client does not wait for a slot before its first message
     ready: str  # the event after which units may be sent
     ended: frozenset[str]  # the events that end the session
 
@@ -59,6 +68,7 @@ class TalkDialect(Protocol):
 
 class _Realtime:
     queue_prefix = "session."
+    starts_at_once = False
     ready = "session.created"
     ended = frozenset({"session.closed"})
 
@@ -160,6 +170,7 @@ class DialectC:
     """Dialect C, which begins with `prepare`. One `result` answers each unit, in order."""
 
     queue_prefix = ""
+    starts_at_once = False
     ready = "prepared"
     ended = frozenset({"stopped", "timeout"})
 
@@ -199,4 +210,64 @@ class DialectC:
         )
 
 
-DIALECTS: dict[str, type[TalkDialect]] = {"A": DialectA, "B": DialectB, "C": DialectC}
+class DialectL:
+    """Dialect L, which begins with `session.start`. `session.usage.updated` ends each answer.
+
+    Its sound is int16 at 24 kHz in both directions.
+    """
+
+    queue_prefix = "session."
+    starts_at_once = True
+    ready = "session.started"
+    ended = frozenset({"session.closed"})
+
+    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
+        del voice, seed  # the dialect has no fields for them
+        self._session = {"model": "any", "instructions": prompt}
+        self._resampler = Resampler(INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, is_prompt=True)
+        self._answered = itertools.count()
+        self._text = ""
+        self._audio = b""
+
+    def path(self, mode: str) -> str:
+        del mode  # it is always audio
+        return "/v1/live/sessions"
+
+    def start(self) -> Message:
+        return {"type": "session.start", "session": self._session}
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        del number, frames  # the dialect has no fields for them
+        sound = _INT16.encode(self._resampler.add(pybase64.b64decode(audio)))
+        encoded = pybase64.b64encode_as_string(sound)
+        return {"type": "session.input_audio.append", "audio": encoded}
+
+    def close(self) -> Message:
+        return {"type": "session.close"}
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        match event["type"]:
+            case "session.output_transcript.delta":
+                self._text = event["delta"]
+            case "session.output_audio.delta":
+                self._audio = _INT16.decode(pybase64.b64decode(event["delta"]))
+            case "session.usage.updated":
+                is_speech = self._audio.strip(b"\0") != b""  # a unit of listening is silence
+                yield UnitReply(
+                    unit=next(self._answered),
+                    is_speech=is_speech,
+                    is_whole=True,
+                    text=self._text,
+                    audio=pybase64.b64encode_as_string(self._audio) if is_speech else "",
+                )
+                self._text, self._audio = "", b""
+            case _:
+                return
+
+
+DIALECTS: dict[str, type[TalkDialect]] = {
+    "A": DialectA,
+    "B": DialectB,
+    "C": DialectC,
+    "L": DialectL,
+}

@@ -32,7 +32,9 @@ _SERVICE_EVENTS = frozenset(
     for prefix in ("session.", "")
     for kind in ("queued", "queue_update", "queue_done", "moving")
 )
-_REQUEST_FIRST = ("D",)  # dialects whose clients send a request before they wait in the queue
+_REQUEST_FIRST = ("D", "L")  # dialects whose clients send a request before they wait in the queue
+_TEXT_OF_L = "session.output_transcript.delta"
+_SOUND_OF_L = "session.output_audio.delta"  # its sample rate is not known here
 _QUEUE_TIMEOUT_S = 3600.0
 _MISSING = "-"
 
@@ -134,7 +136,12 @@ def _add(script: Script, event: dict[str, Any]) -> None:
         script.received.append(_server_event(join(frame, script.read)))
 
 
+def _transcript(event: Any) -> str:
+    return event["delta"] if event.get("type") == _TEXT_OF_L else ""
+
+
 def _server_event(event: Any) -> ServerEvent:
+    kind = event.get("type")
     audio = event.get("audio") or event.get("audio_data") or ""
     error = event.get("error")
     code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else error
@@ -142,10 +149,11 @@ def _server_event(event: Any) -> ServerEvent:
         "end of turn" if event.get("end_of_turn") else "",
         str(event.get("reason") or ""),
         str(code or ""),
+        f"{len(pybase64.b64decode(event['delta']))} bytes" if kind == _SOUND_OF_L else "",
     ]
     return ServerEvent(
-        kind=":".join(filter(None, (str(event.get("type")), event.get("kind")))),
-        text=event.get("text") or event.get("text_delta") or "",
+        kind=":".join(filter(None, (str(kind), event.get("kind")))),
+        text=event.get("text") or event.get("text_delta") or _transcript(event),
         audio_samples=len(pybase64.b64decode(audio)) // 4,
         details=" ".join(filter(None, details)),
     )
