@@ -23,11 +23,11 @@ from support.paths import ROOT
 from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 
-from duplane.tools.talk.dialects import DialectA, DialectB, DialectC, TalkDialect
+from duplane.tools.talk.dialects import DialectA, DialectB, DialectC, DialectL, TalkDialect
 
 pytestmark = pytest.mark.timing
 
-DIALECTS: list[type[TalkDialect]] = [DialectA, DialectB, DialectC]
+DIALECTS: list[type[TalkDialect]] = [DialectA, DialectB, DialectC, DialectL]
 PIECES, PIECE_S = 12, 0.4
 UNITS_OF_PIECE = 5
 KILLED_AT = 6
@@ -78,7 +78,8 @@ class Caller:
         self._connection = connection
 
     async def begin(self) -> None:
-        await self.receive(f"{self.dialect.queue_prefix}queue_done")
+        if not self.dialect.starts_at_once:
+            await self.receive(f"{self.dialect.queue_prefix}queue_done")
         await self.send(self.dialect.start())
         await self.receive(self.dialect.ready)
 

@@ -37,11 +37,18 @@ DUPLEX: list[dict[str, Any]] = [
     *({"type": kind} for kind in ("prepare", "pause", "resume", "interrupt", "stop")),
     {"type": "client_diagnostic"},
 ]
+LIVE: list[dict[str, Any]] = [
+    {"type": "session.start", "session": {"model": "m"}},
+    {"type": "session.input_audio.append", "audio": AUDIO},
+    *({"type": f"session.input_audio.{kind}"} for kind in ("mute", "unmute")),
+    *({"type": f"session.{kind}"} for kind in ("update", "close", "commentary.append")),
+]
 CLIENTS = {
     "/v1/realtime?mode=audio": REALTIME,
     "/v1/realtime?mode=chat": REALTIME,
     "/ws/duplex/adx_1": DUPLEX,
     "/ws/chat": [TURN],
+    "/v1/live/sessions": LIVE,
 }
 WORKERS: list[session_pb2.ConverseResponse | session_pb2.ChatResponse] = [
     session_pb2.ConverseResponse(opened=session_pb2.Opened()),
