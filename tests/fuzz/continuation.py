@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pybase64
 from fuzz.cases import Line
 from fuzz.event_rules import IllegalError
 from fuzz.messages import Message
@@ -18,6 +19,7 @@ SETTINGS: dict[str, Any] = {
     "B": {"type": "session.init", "payload": {}},
     "B chat": {"type": "session.init", "payload": {}},
     "C": {"type": "prepare"},
+    "L": {"type": "session.start", "session": {"model": "m"}},
 }
 UNIT: dict[str, Any] = {
     "A": {"type": "input_audio_buffer.append", "audio": "@pcm:16000"},
@@ -31,11 +33,13 @@ LEAVE: dict[str, Any] = {
     "B": {"type": "session.close"},
     "B chat": {"type": "session.close"},
     "C": {"type": "stop"},
+    "L": {"type": "session.close"},
 }
 _ANSWERS = {
     "A": ("response.listen",),
     "B": ("response.output.delta",),
     "C": ("result",),
+    "L": ("session.usage.updated",),
     "B chat": ("response.done",),
     "D": ("done",),
 }
@@ -85,7 +89,7 @@ def _continue_duplex(run: SessionRun) -> None:
         _take(run, {"type": "resume"})
     run.take_requests()
     before = run.answers.copy()
-    _take(run, UNIT[run.dialect])
+    _take(run, _second_of_l(run) if run.dialect == "L" else UNIT[run.dialect])
     while run.unanswered:
         run.step(_DELTA)
         run.take_requests()
@@ -93,6 +97,13 @@ def _continue_duplex(run: SessionRun) -> None:
         raise IllegalError("a unit is not answered")
     if run.dialect == "C" and run.answered_chunks != run.taken_chunks:
         raise IllegalError(f"{run.answered_chunks} answers to {run.taken_chunks} chunks")
+
+
+def _second_of_l(run: SessionRun) -> Any:
+    """Return an append of a second in the format that the session has chosen."""
+    sound = run.session.dialect.input_sound
+    audio = pybase64.b64encode_as_string(sound.encode(bytes(4 * sound.rate_hertz)))
+    return {"type": "session.input_audio.append", "audio": audio}
 
 
 def _continue_chat(run: SessionRun) -> None:

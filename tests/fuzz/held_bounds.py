@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuzz.event_rules import IllegalError
 
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.edge.routing import AnySession
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.request_queue import RequestQueue
@@ -19,10 +20,13 @@ def check_held(session: AnySession, limits: Limits) -> None:
         held = {"turns": (session.turn_count, limits.pending_turn_count + 1)}
     else:
         units, replies = session.moves.queue.held, session.replies
+        # While the model is not known, a unit has the rate of the client.
+        rate_hertz = session.dialect.input_sound.rate_hertz
+        unit_bytes = UNIT_BYTES if session.has_slot else 4 * max(rate_hertz, INPUT_RATE_HERTZ)
         most_units = max(limits.early_unit_count, limits.pending_unit_count)
         held = {
             "units": (units.unit_count, most_units),
-            "bytes of a unit": (units.rest_bytes, UNIT_BYTES - 4),
+            "bytes of a unit": (units.rest_bytes, unit_bytes - 4),
             "pictures": (units.frame_count, limits.frame_count),
             "pending replies": (replies.held_count, replies.LIMIT),
             "units sent": (units.sent_count, RequestQueue.MAX_SENT),

@@ -261,7 +261,7 @@ class SessionRun:
         kinds = [event["type"] for event in events]
         if line.what == "opened" and not self._was_over:
             self.is_opened = True
-            if events[:1] and kinds[0] not in ("session.created", "prepared"):
+            if events[:1] and kinds[0] not in ("session.created", "prepared", "session.started"):
                 raise IllegalError(f"what is opened is answered by {kinds[0]}")
         if line.what in ("delta", "failed"):
             self.answered_chunks += kinds.count("error")
@@ -379,6 +379,7 @@ class SessionRun:
                 is_told = last["type"] == "error"
         elif closed.reason in REFUSALS and self.dialect not in ("C", "D"):
             code = REFUSALS[closed.reason]
+            code = ERRORS[code][1] if self.dialect == "L" else code
             is_told = last["type"] == "error" and last["error"]["code"] == code
         else:
             is_told = last["type"] in (*CLOSINGS[self.dialect], "error")

@@ -44,6 +44,8 @@ class Listener:
             return cls("D")
         if path.startswith("/ws/duplex/"):
             return cls("C")
+        if "/live/sessions" in path:
+            return cls("L")
         return cls("B chat" if "mode=chat" in path and "mode=video" not in path else "A")
 
     def hear(self, message: str | bytes) -> Any:
