@@ -25,7 +25,7 @@ TORCH ?= cpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
+.PHONY: help run setup clients unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
 	settings metrics golden fuzz simulate chaos bench delta-path train evaluate clean
 
 help: ## print this list
@@ -35,6 +35,9 @@ run: $(RUNNABLE) ## set up and start everything on one machine: ARGS="--port 808
 	@exec $(BIN)/duplane up $(ARGS)
 
 setup: $(INSTALLED) ## set up only, for tests and checks too: TORCH=cuda installs torch with CUDA
+
+clients: ## install clients of other projects that the tests run, with npm
+	npm ci --prefix tests/clients --no-audit --no-fund
 
 unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)

@@ -1,0 +1,35 @@
+// The Live client of `openai` for Node, unchanged. Arguments: the base URL, the sample rate, and a file of int16
+// samples, which is sent in pieces of a second. Writes all texts of the model and, at the end, the close reason.
+import { readFileSync } from "node:fs";
+import OpenAI from "openai";
+import { LiveWS } from "openai/resources/live/ws";
+
+const [baseURL, rate, file] = process.argv.slice(2);
+const sound = readFileSync(file);
+const secondBytes = 2 * Number(rate);
+const unitCount = Math.floor(sound.length / secondBytes);
+const live = new LiveWS(new OpenAI({ apiKey: "x", baseURL }));
+
+live.on("error", (error) => {
+  console.error(String(error));
+  process.exit(1);
+});
+live.on("session.started", () => {
+  for (let unit = 0; unit < unitCount; unit++) {
+    const piece = sound.subarray(unit * secondBytes, (unit + 1) * secondBytes);
+    live.send({ type: "session.input_audio.append", audio: piece.toString("base64") });
+  }
+});
+live.on("session.output_transcript.delta", (event) => process.stdout.write(event.delta));
+live.on("session.usage.updated", (event) => {
+  if (event.usage.seconds >= unitCount) live.send({ type: "session.close" });
+});
+live.on("session.closed", (event) => {
+  process.stdout.write(`\n${event.reason}\n`);
+  live.close();
+});
+live.socket.on("open", () => {
+  const format = { type: "audio/pcm", rate: Number(rate) };
+  const session = { model: "gpt-live-1", instructions: "You are a helpful assistant.", audio: { format } };
+  live.send({ type: "session.start", session });
+});
