@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 import soundfile
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import TypeAdapter
 from support.edge.live_edge import LiveEdge, begin, closed, end, exchange, live_edge, receive, send
+from support.paths import ROOT
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -28,9 +29,6 @@ from duplane.edge.recording.storage import read_events, recordings
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import session_pb2
 
-openai = pytest.importorskip("openai", reason="openai is not installed: make setup")
-ConnectServerEvent = pytest.importorskip("openai.types.live").ConnectServerEvent
-
 PATH = "/v1/live/sessions"
 KEY = "K-0123456789"
 PCM_24K = SoundFormat(Encoding.INT16, 24_000)
@@ -38,8 +36,9 @@ PCM_16K = SoundFormat(Encoding.INT16, 16_000)
 ULAW = SoundFormat(Encoding.ULAW, 8_000)
 ALAW = SoundFormat(Encoding.ALAW, 8_000)
 TYPES = {Encoding.INT16: "audio/pcm", Encoding.ULAW: "audio/pcmu", Encoding.ALAW: "audio/pcma"}
+FORMATS = [PCM_24K, PCM_16K, ULAW, ALAW]
 each_format = pytest.mark.parametrize(
-    "sound", [PCM_24K, PCM_16K, ULAW, ALAW], ids=lambda sound: f"{sound.suffix}-{sound.rate_hertz}"
+    "sound", FORMATS, ids=lambda sound: f"{sound.suffix}-{sound.rate_hertz}"
 )
 
 
@@ -91,27 +90,31 @@ async def talk(
     return events
 
 
-@each_format
-async def test_the_client_of_openai_hears_the_model(sound: SoundFormat) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(ConnectServerEvent)
+@pytest.mark.slow
+async def test_the_client_of_openai_hears_the_model(tmp_path: Path) -> None:
+    sessions: list[str] = []
+    for sound in FORMATS:
+        file = tmp_path / f"{sound.rate_hertz}.{sound.suffix}"
+        file.write_bytes(sound.encode(tone(sound.rate_hertz, 4.0)))
+        sessions.append(f"{TYPES[sound.encoding]}:{sound.rate_hertz}:{file}")
     async with live_edge() as edge:
         edge.fabric.on_unit = speaks_twice
-        own = openai.AsyncOpenAI(api_key=KEY, base_url=f"http://{edge.edge.address}/v1")
-        heard: list[Any] = []
-        async with asyncio.timeout(WITHIN_S), own, own.live.connect() as connection:
-            await connection.send(start(sound))
-            await connection.send(append(sound))
-            while not heard or heard[-1].type != "session.closed":
-                heard.append(adapter.validate_json(await connection.recv_bytes(), strict=True))
-                if heard[-1].type == "session.usage.updated":
-                    is_over = heard[-1].usage.seconds == 4
-                    await connection.send({"type": "session.close"} if is_over else append(sound))
-    texts = [event.delta for event in heard if event.type == "session.output_transcript.delta"]
-    pieces = [event.delta for event in heard if event.type == "session.output_audio.delta"]
-    assert texts == ["word 1 ", "word 2 "]
-    assert [is_loud(sound, piece) for piece in pieces] == [False, True, True, False]
-    assert heard[-1].reason == "close_requested"
-    assert heard[-1].usage.seconds == 4
+        url = f"http://{edge.edge.address}/v1"
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(ROOT / "tests/clients/live.py"), url, *sessions),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(WITHIN_S):
+            output, errors = await client.communicate()
+    assert client.returncode == 0, errors.decode()
+    for sound, line in zip(FORMATS, output.splitlines(), strict=True):
+        told = orjson.loads(line)
+        assert told["texts"] == ["word 1 ", "word 2 "]
+        loud = [is_loud(sound, piece) for piece in told["pieces"]]
+        assert loud == [False, True, True, False]
+        assert told["last"]["reason"] == "close_requested"
+        assert told["last"]["usage"]["seconds"] == 4
 
 
 @pytest.mark.parametrize("path", [PATH, f"/openai{PATH}", f"{PATH}?model=anything"])
