@@ -196,7 +196,7 @@ async def test_application_with_a_route_without_a_level_does_not_start() -> None
         await web.AppRunner(app).setup()
 
 
-SECRETS = ("sess_runs", "sess_waits", "10.0.0.5", "7000", "worker-of-acme", "incarnation")
+SECRETS = ("sess_runs", "sess_waits", "10.0.0.5", '"port":7000', "worker-of-acme", "incarnation")
 
 
 async def texts(edge: Edge, paths: Sequence[str], name: str, address: str = "") -> str:
