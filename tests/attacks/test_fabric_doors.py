@@ -315,3 +315,16 @@ async def test_chat_with_another_lease_than_the_one_that_was_checked_is_refused(
                 assert (failure.reason, failure.field) == (Reason.INVALID_FIELD, "claim.lease")
         finally:
             await local.drain()
+
+
+@pytest.mark.parametrize(
+    "rpc", ["LeaseService/AcquireLease", "LeaseService/ReleaseLease", "AdminService/ListWorkers"]
+)
+async def test_scheduler_reads_no_long_message_before_it_judges_the_call(rpc: str) -> None:
+    """gRPC reads the message of such a call first, so its limit is that of unknown callers."""
+    async with attacked() as (harness, _, _), open_channel(harness.address) as channel:
+        method: Any = channel.unary_stream(f"/duplane.fabric.v1.{rpc}")
+        call = method(bytes(2 << 20))
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

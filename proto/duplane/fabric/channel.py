@@ -38,7 +38,6 @@ _KEEPALIVE_MS = 2_000
 _PING_TIMEOUT_S = 5.0
 _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -66,6 +65,7 @@ def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
 
 CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     *_ping_timeout(_PING_TIMEOUT_S),
     ("grpc.enable_http_proxy", 0),  # ignore proxies that the environment names
     # Try often to connect to a peer that may have restarted: a scheduler that has lost its queue
@@ -109,7 +109,9 @@ class FabricServer:
     Register servicers on `grpc`, then call `start`. From then until `stop`, the health service
     reports all `services` as SERVING, unless `set_serving` changes that. The server closes the
     connection of a client that does not answer a ping within `ping_timeout_s`. `limits` bound the
-    calls, with those of the health service.
+    calls, with those of the health service. A call whose message is longer than `max_message_bytes`
+    ends with RESOURCE_EXHAUSTED when the length arrives: gRPC reads the only message of a call
+    before any check, so the limit also bounds the memory of calls that are refused later.
 
     With `credentials` the server uses mutual TLS, calls are refused that the role of the caller may
     not make, and there is no reflection.
@@ -121,6 +123,7 @@ class FabricServer:
         ping_timeout_s: float = _PING_TIMEOUT_S,
         credentials: FabricCredentials | None = None,
         limits: CallLimits = CallLimits(),
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._credentials = credentials
         self._handshakes = Handshakes()
@@ -130,6 +133,7 @@ class FabricServer:
                 *SERVER_OPTIONS,
                 *_ping_timeout(ping_timeout_s),
                 ("grpc.max_concurrent_streams", limits.per_connection),
+                ("grpc.max_receive_message_length", max_message_bytes),
             ),
             interceptors=[RoleInterceptor(credentials, self._handshakes)] if credentials else [],
             maximum_concurrent_rpcs=limits.total,

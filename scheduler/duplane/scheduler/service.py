@@ -48,6 +48,7 @@ from duplane.scheduler.start_check import check_start
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.store.opening import open_store
+from duplane.scheduler.validation import MAX_REGISTER_BYTES
 from duplane.scheduler.waiters import Waiters
 from duplane.scheduler.watch import Watch
 
@@ -60,6 +61,9 @@ _PING_TIMEOUT_S = 30.0
 # lists, watches and health checks.
 _OTHER_CALLS = 16_384
 _OTHER_CALLS_PER_CONNECTION = 2048  # of one edge; a worker has one stream and a health check
+# Twice the longest message, a registration, so that one that is a little too long is refused with
+# an error that names the field.
+_MAX_MESSAGE_BYTES = 2 * MAX_REGISTER_BYTES
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
     for file, name in (
@@ -129,6 +133,7 @@ class Scheduler:
             ping_timeout_s=_PING_TIMEOUT_S,
             credentials=self._credentials,
             limits=_call_limits(self._settings.ticket_limit),
+            max_message_bytes=_MAX_MESSAGE_BYTES,
         )
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self._leases, self._server.grpc)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry, self._server.grpc)

@@ -239,5 +239,6 @@ def _check_slots(slots: Sequence[registry_pb2.SlotReport], path: str, fencing_li
         _require(bool(slot.lease_id) or not is_held, f"{field}.lease_id", "is required")
         _require_short(slot.lease_id, f"{field}.lease_id")
         _require_short(slot.session_id, f"{field}.session_id")
+        _require_short(slot.tenant_id, f"{field}.tenant_id")
         is_short = len(slot.holder) <= MAX_KEY_BYTES
         _require(is_short, f"{field}.holder", f"is longer than {MAX_KEY_BYTES} bytes")

@@ -50,6 +50,10 @@ async def refusal(harness: SchedulerHarness, message: registry_pb2.AttachRequest
             {"slots": [registry_pb2.SlotReport(state=FREE, fencing_number=-1)]},
             "register.slots[0].fencing_number",
         ),
+        (
+            {"slots": [registry_pb2.SlotReport(state=FREE, tenant_id="t" * 257)]},
+            "register.slots[0].tenant_id",
+        ),
     ],
 )
 async def test_malformed_register_is_refused_by_field(fields: dict[str, Any], field: str) -> None:
