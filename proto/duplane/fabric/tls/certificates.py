@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
@@ -55,11 +55,11 @@ def check_pair(chain_pem: bytes, key_pem: bytes, name: str) -> None:
     """
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
-        leaf = x509.load_pem_x509_certificates(chain_pem)[0]
-    except (ValueError, TypeError) as error:
+        leaf_key = x509.load_pem_x509_certificates(chain_pem)[0].public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         # The text of these errors says why the key cannot be read, and has nothing of the key.
         raise ValueError(f"{name}: {error}") from None
-    if _public_bytes(key.public_key()) != _public_bytes(leaf.public_key()):
+    if _public_bytes(key.public_key()) != _public_bytes(leaf_key):
         raise ValueError(f"{name}: it is not the key of the certificate")
 
 
@@ -177,7 +177,7 @@ def _is_issued(
 def _has_issued(issuer: x509.Certificate, issued: x509.Certificate, now: datetime) -> bool:
     try:
         issued.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return issuer.not_valid_before_utc <= now < issuer.not_valid_after_utc
 

@@ -125,6 +125,25 @@ def test_bad_files_leave_the_former_certificate(certificates: FabricCertificates
     assert credentials.version == 2
 
 
+# A key on the curve sect113r1, which no TLS of today supports.
+RARE_KEY = b"""-----BEGIN PRIVATE KEY-----
+MCwCAQAwEAYHKoZIzj0CAQYFK4EEAAIEFTATAgEBBA4BAQEBAQEBAQEBAQEBAQ==
+-----END PRIVATE KEY-----
+"""
+
+
+def test_key_of_an_unknown_type_leaves_the_former_certificate(
+    certificates: FabricCertificates,
+) -> None:
+    directory = certificates.issue(Role.EDGE)
+    credentials = FabricCredentials(directory, Role.EDGE, DEFAULT_TRUST_DOMAIN)
+    (directory / KEY_FILE).write_bytes(RARE_KEY)
+    assert not credentials.reload_if_changed()
+    assert credentials.version == 1
+    with pytest.raises(StartError, match=KEY_FILE):
+        open_credentials(FabricTlsSettings(fabric_tls=directory), Role.EDGE)
+
+
 def test_commands_make_show_and_check_certificates(tmp_path: Path) -> None:
     directory = tmp_path / "pki"
     code, output = run_command("certs", "dev", str(directory), "--name", "h1", "--days", "2")
