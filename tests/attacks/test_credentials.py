@@ -143,6 +143,18 @@ async def test_ten_failed_logins_a_minute_and_no_more(store: KeyStore) -> None:
         assert await login(key.text) == 200  # others of this address are not locked out
 
 
+async def test_page_that_repeats_a_used_token_locks_out_nobody_at_its_address(
+    store: KeyStore,
+) -> None:
+    key = store.new()
+    async with live_edge(credentials=keyed(store)) as edge:
+        used = await make_token(edge, key.text)
+        repeated = [await refusal(edge, protocols=[f"duplane.bearer.{used}"]) for _ in range(13)]
+        assert repeated == [0, *[401] * 10, 429, 429]
+        fresh = await make_token(edge, key.text)
+        assert await refusal(edge, protocols=[f"duplane.bearer.{fresh}"]) == 0
+
+
 async def test_guessed_admin_tokens_are_limited_where_clients_need_no_credential() -> None:
     async with live_edge(admin_token="right") as edge:
 

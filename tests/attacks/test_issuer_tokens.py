@@ -65,6 +65,8 @@ async def test_flood_of_unknown_key_ids_does_not_reach_the_issuer() -> None:
         codes = await asyncio.gather(*(refusal(edge, headers=each) for each in flood))
         assert {*codes} == {401, 429}
         assert issuer.fetch_count <= before + 1
+        # The flood locks out nobody with a valid token at its address.
+        assert await refusal(edge, headers=bearer(issuer.token())) == 0
 
 
 async def test_issuer_that_is_down_is_no_fault_of_the_client() -> None:

@@ -145,12 +145,6 @@ class CredentialAuthenticator:
             raise web.HTTPUnauthorized(text=_MISSING, headers=_CHALLENGE)
         if presented.carrier is Carrier.COOKIE and hdrs.ORIGIN not in request.headers:
             raise web.HTTPForbidden(text="a cookie needs a request with the header Origin")
-        network, now_s = client_address(request).network, self._clock.now().monotonic_s
-        # A key cannot be guessed, and costs one hash. So clients that share their address with a
-        # failing one can still use their keys.
-        wait_s = self._failed_logins.wait_s(network, now_s)
-        if wait_s and not presented.token.startswith(KEY_PREFIX):
-            _refuse_for(wait_s)
         try:
             return await self._caller(presented, request)
         except RefusedLoginError as refusal:
@@ -162,7 +156,9 @@ class CredentialAuthenticator:
         if token.startswith(EPHEMERAL_PREFIX):
             return self.ephemeral.login(token, request)
         is_header = presented.carrier is Carrier.HEADER
-        if is_header and self._is_admin_token(token):
+        # Only an admin token could be guessed: keys are random, and all other tokens are signed. So
+        # clients that share their address with a failing one can still use theirs.
+        if is_header and not self._wait_s(request) and self._is_admin_token(token):
             return _BY_ADMIN_TOKEN
         if token.startswith(KEY_PREFIX):
             return _accepted(self.keys.find_tenant(token)) or self._operator(token, is_header)
@@ -208,7 +204,7 @@ class CredentialAuthenticator:
         # Clients send tokens that mean nothing here. Only a token for a route of operators is an
         # attempt to log in as one.
         is_attempt = level_of(request) in (Level.MONITOR, Level.OPERATOR)
-        wait_s = self._failed_logins.wait_s(address.network, self._clock.now().monotonic_s)
+        wait_s = self._wait_s(request)
         with contextlib.suppress(RefusedLoginError):
             if presented.startswith(KEY_PREFIX):
                 return self._operator(presented, is_header=True)
@@ -219,6 +215,11 @@ class CredentialAuthenticator:
         if is_attempt:
             self._count_failure(request)
         return ANONYMOUS
+
+    def _wait_s(self, request: web.Request) -> float:
+        """Return the seconds for which no failed login of this network is allowed."""
+        network = client_address(request).network
+        return self._failed_logins.wait_s(network, self._clock.now().monotonic_s)
 
     def _count_failure(self, request: web.Request) -> None:
         """Count a failed login. Raises HTTPTooManyRequests if there were too many."""
