@@ -26,7 +26,7 @@ _MIN_RSA_BITS = 2048
 
 _log = logging.getLogger(__name__)
 # The only algorithm of each type of key. The header of a token cannot choose another one.
-_ALGORITHMS = {("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA", ("RSA", None): "RS256"}
+_ALGORITHMS = {"EC P-256": "ES256", "OKP Ed25519": "EdDSA", "RSA None": "RS256"}
 _PUBLIC_FIELDS = ("kty", "crv", "x", "y", "n", "e", "kid")
 
 
@@ -77,7 +77,7 @@ def parse_key_set(body: bytes, algorithms: Sequence[str]) -> Mapping[str, jwt.Py
 
 
 def _usable_key(entry: Mapping[str, Any], algorithms: Sequence[str]) -> jwt.PyJWK | None:
-    algorithm = _ALGORITHMS.get((str(entry.get("kty")), entry.get("crv")))
+    algorithm = _ALGORITHMS.get(f"{entry.get('kty')} {entry.get('crv')}")  # may be any JSON
     if algorithm is None or algorithm not in algorithms:
         return None
     if entry.get("alg") not in (None, algorithm) or entry.get("use") not in (None, "sig"):

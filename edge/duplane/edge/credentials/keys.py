@@ -167,6 +167,8 @@ def _parse(text: str, known: set[str]) -> Mapping[str, Any]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("the file has too many lists in lists") from None
     _refuse_unknown(tables, known, "")
     # A program that rewrites the file in place leaves it empty for a moment. This must not revoke
     # all keys.

@@ -49,6 +49,7 @@ def test_each_key_has_the_algorithm_of_its_type() -> None:
         ISSUER.jwk("ES256", kid=None),
         ISSUER.jwk("ES256", kid=7),
         ISSUER.jwk("ES256", crv="P-384"),
+        ISSUER.jwk("ES256", crv=["P-256"]),
         ISSUER.jwk("ES256", x="AAAA"),
         ISSUER.jwk("EdDSA", x=1),
         RSAAlgorithm.to_jwk(rsa.generate_private_key(65_537, 1024).public_key(), as_dict=True)
@@ -57,8 +58,8 @@ def test_each_key_has_the_algorithm_of_its_type() -> None:
         None,
     ],
     ids=str.split(
-        "oct hs256 ps256 encryption no_id number_as_id other_curve bad_x number_as_x short_rsa text"
-        " none"
+        "oct hs256 ps256 encryption no_id number_as_id other_curve list_as_curve bad_x"
+        " number_as_x short_rsa text none"
     ),
 )
 def test_unusable_key_is_left_out(key: Any) -> None:

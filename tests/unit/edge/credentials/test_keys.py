@@ -116,6 +116,7 @@ LIVE = "\n".join(
         ("keys = 1", "keys must be tables"),
         ("keys = [1]", r"keys\[0\] must be a table"),
         ("other = 1", "other is unknown"),
+        ("keys = " + "[" * 100_000, "too many lists"),
         (ENTRY, r"keys\[0\].tenant must"),
         (f'{ENTRY}tenant = "a b"', r"keys\[0\].tenant must"),
         (f'{ENTRY}tenant = "other"', r"keys\[0\].tenant must"),
