@@ -204,6 +204,19 @@ async def test_process_cannot_pass_for_a_server_of_another_role(
         await server.stop(0)
 
 
+async def test_process_without_tls_learns_which_flag_it_may_lack(
+    fabric: TlsFabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = fabric.scheduler.address
+    pool = ChannelPool(Role.SCHEDULER)
+    checks = HealthChecks(pool)
+    for _ in range(3):
+        assert not await checks.answers(address, WITHIN_S)
+    await pool.close()
+    (line,) = (one.getMessage() for one in caplog.records if address in one.getMessage())
+    assert "--fabric-tls" in line
+
+
 async def test_worker_registers_only_under_its_own_name(
     certificates: FabricCertificates, fabric: TlsFabric
 ) -> None:

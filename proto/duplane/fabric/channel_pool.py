@@ -51,7 +51,7 @@ class ChannelPool:
     ) -> None:
         self._role = role
         self._credentials = credentials
-        self._failures = TlsFailures() if credentials else None
+        self._failures = TlsFailures(has_tls=credentials is not None)
         self._pooled: dict[str, _Pooled] = {}  # by address, least recently used first
         self._former: set[_Pooled] = set()  # these close after their last use
 
@@ -73,9 +73,8 @@ class ChannelPool:
             yield pooled.channel
             pooled.has_answered = True
         except (grpc.aio.AioRpcError, FabricError) as error:
-            if self._failures:
-                is_new = not pooled.has_answered and time.monotonic() - pooled.opened_at < _NEW_S
-                self._failures.note(f"{self._role} {address}", error, is_new=is_new)
+            is_new = not pooled.has_answered and time.monotonic() - pooled.opened_at < _NEW_S
+            self._failures.note(f"{self._role} {address}", error, is_new=is_new)
             raise
         finally:
             pooled.user_count -= 1

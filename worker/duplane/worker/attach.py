@@ -81,7 +81,7 @@ class AttachLoop:
         """
         self._schedulers = schedulers
         self._credentials = credentials
-        self._tls_failures = TlsFailures() if credentials else None
+        self._tls_failures = TlsFailures(has_tls=credentials is not None)
         self._scheduler = ""  # address of the scheduler in use
         self._worker = worker
         self._changed = asyncio.Event()
@@ -126,9 +126,8 @@ class AttachLoop:
             if self._is_leaving:
                 break
             failure_count = 0 if was_registered else failure_count + 1
-            if self._tls_failures:
-                peer = f"{Role.SCHEDULER} {self._scheduler}"
-                self._tls_failures.note(peer, failure, is_new=not was_registered)
+            peer = f"{Role.SCHEDULER} {self._scheduler}"
+            self._tls_failures.note(peer, failure, is_new=not was_registered)
             self._absence.report(f"not attached at {self._scheduler}: {failure}")
             index += 1
             round_count, tried_count = divmod(failure_count, len(addresses))

@@ -28,6 +28,12 @@ def test_only_refused_certificates_are_failures_of_tls() -> None:
     assert not tls_failure(CLOSED, is_new=False), "a worker that ends has not refused anybody"
 
 
+def test_process_without_tls_is_told_of_the_flag_that_it_may_lack() -> None:
+    assert "--fabric-tls" in tls_failure(CLOSED, is_new=True, has_tls=False)
+    assert not tls_failure(CLOSED, is_new=False, has_tls=False)
+    assert not tls_failure(NOT_THERE, is_new=True, has_tls=False)
+
+
 def test_each_peer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     failures = TlsFailures()
     closed = FabricError(Reason.UNAVAILABLE, CLOSED, is_foreign=True)

@@ -54,8 +54,8 @@ async def _read(address: str, credentials: FabricCredentials | None) -> Schedule
             failure = "the scheduler ended the call"
         except grpc.aio.AioRpcError as error:
             failure = from_rpc(error).message
-            if credentials and (why := tls_failure(failure, is_new=True)):
-                failure = f"TLS fails: {why}"
+            if why := tls_failure(failure, is_new=True, has_tls=credentials is not None):
+                failure = f"TLS fails: {why}" if credentials else why
         finally:
             call.cancel()
     return SchedulerView(address, admin_pb2.Snapshot(), failure)
