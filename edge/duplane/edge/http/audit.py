@@ -9,8 +9,9 @@ from aiohttp import web
 from duplane.edge.access import Caller, client_address
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.transport.client_address import AddressForm
+from duplane.fabric.monitoring.logs import AUDIT
 
-_log = logging.getLogger("duplane.audit")
+_log = logging.getLogger(AUDIT)
 _MAX_VALUE_CHARACTERS = 200
 
 

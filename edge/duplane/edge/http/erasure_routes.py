@@ -16,9 +16,10 @@ from duplane.edge.http.messages import json_answer
 from duplane.edge.recording.erasure import AmbiguousSubjectError, erase_recording, erase_subject
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.session_registry import SessionRegistry
+from duplane.fabric.monitoring.logs import AUDIT
 
 _log = logging.getLogger(__name__)
-_audit = logging.getLogger("duplane.audit")
+_audit = logging.getLogger(AUDIT)
 _Result = TypeVar("_Result")
 
 

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 LEVEL_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # set DEBUG, and set the level of the settings
 
 _OURS = "duplane"  # parent of this project's loggers; the others never log below INFO
+AUDIT = "duplane.audit"  # logs what operators do, at every level of the settings
 _NO_IDS: Mapping[str, str] = {}
 _ids = ContextVar("ids of log lines", default=_NO_IDS)
 _CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -66,6 +67,7 @@ def _log_uncaught(
 
 def _set_level(level: str) -> None:
     logging.getLogger(_OURS).setLevel(level)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
     least = logging.getLevelNamesMapping()[level]
     logging.getLogger().setLevel(max(least, logging.INFO))
 
@@ -95,7 +97,8 @@ def _time(record: logging.LogRecord, separator: str) -> str:
 class _TextFormatter(logging.Formatter):
     """Formats time, level, role, message and ids as one line; a traceback adds further lines.
 
-    Control characters are escaped, so that a message cannot imitate a second line.
+    `audit:` before the message marks the action of an operator. Control characters are escaped, so
+    that a message cannot imitate a second line.
     """
 
     def __init__(self, role: str) -> None:
@@ -104,7 +107,8 @@ class _TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as in logging
         ids = "".join(f" {name}={value}" for name, value in _ids.get().items())
-        text = f"{record.message}{ids}".translate(_CONTROL_CHARACTERS)
+        mark = "audit: " if record.name == AUDIT else ""
+        text = f"{mark}{record.message}{ids}".translate(_CONTROL_CHARACTERS)
         return f"{_time(record, ' ')} {record.levelname} {self._role} {text}"
 
 

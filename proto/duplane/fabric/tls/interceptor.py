@@ -17,6 +17,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.monitoring.logs import AUDIT
 from duplane.fabric.tls import access
 from duplane.fabric.tls.handshakes import Handshakes
 from duplane.fabric.tls.identity import Identity
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from duplane.fabric.tls.credentials import FabricCredentials
 
 _log = logging.getLogger(__name__)
-_audit = logging.getLogger("duplane.audit")
+_audit = logging.getLogger(AUDIT)
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

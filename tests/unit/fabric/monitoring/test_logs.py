@@ -15,7 +15,7 @@ import pytest
 from support.monitoring.log_state import restored_logging
 from support.time_limits import WITHIN_S
 
-from duplane.fabric.monitoring.logs import configure_logging, logged_ids, report_failure
+from duplane.fabric.monitoring.logs import AUDIT, configure_logging, logged_ids, report_failure
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
@@ -37,6 +37,16 @@ def test_text_line_has_date_time_zone_level_and_role(capsys: pytest.CaptureFixtu
     OURS.debug("not shown")
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"{TIME} WARNING worker slot 3 is broken", line)
+
+
+def test_actions_of_operators_are_marked_and_shown_at_every_level(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("edge", "ERROR")
+    OURS.warning("not shown")
+    logging.getLogger(AUDIT).info("kind=operator")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"{TIME} INFO edge audit: kind=operator", line)
 
 
 def test_json_line_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
