@@ -132,6 +132,27 @@ async def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
     assert told.startswith("signing_key: ")
 
 
+async def test_unusable_files_of_a_scheduler_are_named(tmp_path: Path) -> None:
+    certificate, _ = write_certificate(tmp_path, "etcd")
+    garbage = tmp_path / "garbage.pem"
+    garbage.touch(mode=0o600)
+    told = await refusal(scheduler.serve, of_scheduler(signing_key=garbage))
+    assert told.startswith("signing_key: ")
+    etcd = of_scheduler(
+        store="etcd://127.0.0.1:9", store_ca=certificate, store_cert=certificate, store_key=garbage
+    )
+    assert (await refusal(scheduler.serve, etcd)).startswith("store_key: ")
+
+
+async def test_certificate_of_a_worker_is_checked_before_its_model_is_loaded(
+    tmp_path: Path,
+) -> None:
+    settings = of_worker(
+        checkpoint=tmp_path / "nowhere", fabric=FabricTlsSettings(fabric_tls=tmp_path)
+    )
+    assert (await refusal(worker.serve, settings)).startswith("fabric_tls: ")
+
+
 async def test_on_this_machine_nothing_needs_a_credential(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     await starts_and_ends(scheduler.serve, of_scheduler())

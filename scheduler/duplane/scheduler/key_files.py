@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from duplane.fabric.lease_signing import LeaseSigner
-from duplane.fabric.tls.certificates import check_pair
+from duplane.fabric.tls.certificates import check_pair, parse_certificates
 from duplane.fabric.watched_files import WatchedFiles
 from duplane.scheduler.etcd.credentials import Credentials
 from duplane.scheduler.settings import SchedulerSettings
@@ -22,7 +23,7 @@ def open_signer(settings: SchedulerSettings) -> LeaseSigner:
         return LeaseSigner()
     try:
         key = load_pem_private_key(settings.signing_key.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(f"signing_key: {settings.signing_key}: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError(f"signing_key: {settings.signing_key} is not an Ed25519 key")
@@ -51,6 +52,8 @@ class StoreCredentials(WatchedFiles):
         """Read the files. Raises ValueError that names a file that cannot be read."""
         settings = self._settings
         ca = _read("store_ca", settings.store_ca)
+        if ca is not None:
+            parse_certificates(ca, f"store_ca: {settings.store_ca}")
         certificate, key = _read_pair(settings.store_cert, settings.store_key)
         password = _read("store_password", settings.store_password)
         tls = grpc.ssl_channel_credentials(ca, key, certificate) if ca else None
@@ -61,9 +64,14 @@ class StoreCredentials(WatchedFiles):
 
 
 def _read_pair(certificate: Path | None, key: Path | None) -> tuple[bytes | None, bytes | None]:
-    """Return a certificate and its key. Raises ValueError if they do not fit."""
+    """Return a certificate and its key. Raises ValueError if they do not fit.
+
+    While the files are replaced, one may be newer than the other, or empty. gRPC ends the process
+    if it gets such files.
+    """
     certificate_pem, key_pem = _read("store_cert", certificate), _read("store_key", key)
-    if certificate_pem and key_pem:  # while the files are replaced, one may be newer than the other
+    if certificate_pem is not None and key_pem is not None:
+        parse_certificates(certificate_pem, f"store_cert: {certificate}")
         check_pair(certificate_pem, key_pem, f"store_key: {key}")
     return certificate_pem, key_pem
 

@@ -80,12 +80,15 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
         self._credentials = open_credentials(settings.fabric, Role.SCHEDULER)
-        signer = open_signer(settings)
+        try:
+            signer = open_signer(settings)
+            self._store_credentials = StoreCredentials(settings)
+        except ValueError as error:
+            raise process.StartError(str(error)) from None
         state = SchedulerState(time.monotonic)
         self.metrics = SchedulerMetrics(state)
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
-        self._store_credentials = StoreCredentials(settings)
         store = open_store(settings.store, wall_clock.now_ms(), self._store_credentials)
         self._store = MeasuredStore(store, self.metrics.registry)
         key_age_s = None if settings.signing_key else settings.signing_key_age_s

@@ -57,6 +57,9 @@ async def serve(
     device is lost.
     """
     warning = await check_exposure(settings)
+    # Before the model is loaded, which may take minutes.
+    credentials = open_credentials(settings.fabric, Role.WORKER)
+    _check_worker_id(settings.worker_id, credentials)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if device is None:
         check_start(settings)
@@ -74,7 +77,8 @@ async def serve(
     try:
         if await _load(engine, shutdown):
             async with warned_hourly(warning):
-                await Worker(settings, device, engine, tracer).serve(shutdown)
+                worker = Worker(settings, device, engine, tracer, credentials)
+                await worker.serve(shutdown)
     except LoadError as error:
         raise process.StartError(str(error)) from error
     except ExceptionGroup as failures:
@@ -107,7 +111,12 @@ class Worker:
     """One worker: builds its parts and connects them. The model must be loaded already."""
 
     def __init__(
-        self, settings: WorkerSettings, device: Device, engine: DeviceThread, tracer: Telemetry
+        self,
+        settings: WorkerSettings,
+        device: Device,
+        engine: DeviceThread,
+        tracer: Telemetry,
+        credentials: FabricCredentials | None,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -117,8 +126,7 @@ class Worker:
         self._address = ""
         self._idle = asyncio.Event()
         self._attach_loop: AttachLoop | None = None
-        self._credentials = open_credentials(settings.fabric, Role.WORKER)
-        _check_worker_id(settings.worker_id, self._credentials)
+        self._credentials = credentials
         limits = _call_limits(engine.constants.slot_count)
         self._server = FabricServer(SERVICE, credentials=self._credentials, limits=limits)
         self._admission = Admission(

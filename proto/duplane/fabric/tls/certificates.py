@@ -102,8 +102,8 @@ def problems(
     """
     leaf, now = files.leaf, now or datetime.now(UTC)
     yield from _problems_of_names(leaf, role, trust_domain)
-    if not isinstance(leaf.public_key(), ec.EllipticCurvePublicKey | rsa.RSAPublicKey):
-        yield "the key is neither ECDSA nor RSA, and gRPC supports no other"
+    if not _is_supported(leaf.public_key()):
+        yield "the key is neither RSA nor ECDSA on P-256, P-384 or P-521; gRPC supports no other"
     if now >= leaf.not_valid_after_utc:
         yield f"the certificate has expired at {leaf.not_valid_after_utc:{TIME_FORMAT}}"
     if now < leaf.not_valid_before_utc:
@@ -112,6 +112,13 @@ def problems(
     if not _is_issued(files.chain, files.cas, now):
         yield f"no valid certificate in {CA_FILE} has issued the certificate"
     yield from _problems_of_bundle(files.cas)
+
+
+def _is_supported(key: PublicKeyTypes) -> bool:
+    """Return whether gRPC can use a key."""
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1)
+    return isinstance(key, rsa.RSAPublicKey)
 
 
 def _problems_of_names(

@@ -162,6 +162,8 @@ async def test_new_credentials_are_used_for_new_calls_and_running_ones_continue(
         assert not credentials.reload_if_changed()
         own_certificate.write_bytes(certificate.read_bytes())
         assert not credentials.reload_if_changed()  # its key is not there yet
+        own_key.write_bytes(b"")  # gRPC would end the process
+        assert not credentials.reload_if_changed()
         own_key.write_bytes(key.read_bytes())
         assert credentials.reload_if_changed()
         await client.put(b"key", b"1")

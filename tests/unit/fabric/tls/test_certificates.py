@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.fabric.tls_fabric import FabricCertificates
 from support.tools.command import run_command
@@ -54,6 +55,10 @@ def with_an_ed25519_key(certificates: FabricCertificates) -> Path:
     return certificates.issue(Role.EDGE, key=Ed25519PrivateKey.generate())
 
 
+def on_another_curve(certificates: FabricCertificates) -> Path:
+    return certificates.issue(Role.EDGE, key=ec.generate_private_key(ec.SECP256K1()))
+
+
 def expired(certificates: FabricCertificates) -> Path:
     return certificates.issue(Role.EDGE, now=datetime.now(UTC) - 2 * DAY, life=DAY)
 
@@ -73,7 +78,8 @@ def with_one_ca_twice(certificates: FabricCertificates) -> Path:
         (of_another_role, "for the role worker, must be for edge"),
         (of_another_domain, "trust domain elsewhere"),
         (of_another_ca, f"no valid certificate in {CA_FILE} has issued"),
-        (with_an_ed25519_key, "neither ECDSA nor RSA"),
+        (with_an_ed25519_key, "neither RSA nor ECDSA on P-256"),
+        (on_another_curve, "neither RSA nor ECDSA on P-256"),
         (expired, "has expired"),
         (of_tomorrow, "valid only from"),
         (with_one_ca_twice, "same subject"),
