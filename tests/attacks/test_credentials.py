@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pybase64
 import pytest
@@ -130,7 +131,8 @@ async def test_key_in_the_url_is_refused(store: KeyStore) -> None:
 
 async def test_ten_failed_logins_a_minute_and_no_more(store: KeyStore) -> None:
     key = store.new()
-    async with live_edge(credentials=keyed(store), admin_token="admin-word") as edge:
+    settings: dict[str, Any] = {"credentials": keyed(store), "admin_token": "admin-word"}
+    async with live_edge(clock=HandSetClock(), **settings) as edge:
 
         async def login(token: str) -> int:
             return (await answer(edge, "GET", "/api/presets", headers=bearer(token)))[0]
@@ -147,7 +149,7 @@ async def test_page_that_repeats_a_used_token_locks_out_nobody_at_its_address(
     store: KeyStore,
 ) -> None:
     key = store.new()
-    async with live_edge(credentials=keyed(store)) as edge:
+    async with live_edge(clock=HandSetClock(), credentials=keyed(store)) as edge:
         used = await make_token(edge, key.text)
         repeated = [await refusal(edge, protocols=[f"duplane.bearer.{used}"]) for _ in range(13)]
         assert repeated == [0, *[401] * 10, 429, 429]
@@ -156,7 +158,7 @@ async def test_page_that_repeats_a_used_token_locks_out_nobody_at_its_address(
 
 
 async def test_guessed_admin_tokens_are_limited_where_clients_need_no_credential() -> None:
-    async with live_edge(admin_token="right") as edge:
+    async with live_edge(clock=HandSetClock(), admin_token="right") as edge:
 
         async def login(token: str) -> int:
             return (await answer(edge, "GET", "/workers", headers=bearer(token)))[0]
@@ -196,6 +198,18 @@ async def test_keys_of_operators_count_only_in_the_header_and_within_their_scope
 # --- ephemeral tokens ---
 
 
+async def status_of_head(url: str) -> int:
+    """Ask for a WebSocket with HEAD, whose answers end with their head."""
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    async with aiohttp.ClientSession() as client, client.head(url, headers=upgrade) as head:
+        return head.status
+
+
 async def test_ephemeral_token_opens_one_session_in_each_place(store: KeyStore) -> None:
     key = store.new()
     async with live_edge(credentials=keyed(store)) as edge:
@@ -205,6 +219,7 @@ async def test_ephemeral_token_opens_one_session_in_each_place(store: KeyStore) 
             assert await refusal(edge, **how) == 401, name
         url = f"/v1/realtime?mode=audio&token={await make_token(edge, key.text)}"
         assert (await answer(edge, "GET", url))[0] == 426  # no WebSocket: the token is not used
+        assert await status_of_head(f"http://{edge.edge.address}{url}") == 426
         assert await refusal(edge, url) == 0
         assert await refusal(edge, url) == 401
 

@@ -98,7 +98,8 @@ def _check_request(grant: Grant, request: web.Request) -> None:
 
 def _opens_session(request: web.Request) -> bool:
     """Return whether a request begins a session, rather than getting a status without one."""
-    return _is_chat(request) or request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
+    is_upgrade = request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
+    return _is_chat(request) or (request.method == hdrs.METH_GET and is_upgrade)
 
 
 def _is_chat(request: web.Request) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from duplane.edge.access import Level
 from duplane.edge.clock import Clock
@@ -45,7 +45,9 @@ class SessionRoutes:
         """Serve one WebSocket until it is closed."""
         if find_route(request.raw_path) is None:
             raise web.HTTPNotFound
-        if request.headers.get("Upgrade", "").strip().lower() != "websocket":
+        # RFC 6455 demands GET; aiohttp would open a WebSocket also for HEAD.
+        is_upgrade = request.headers.get("Upgrade", "").strip().lower() == "websocket"
+        if request.method != hdrs.METH_GET or not is_upgrade:
             raise web.HTTPUpgradeRequired(text="this path accepts only WebSockets")
         limits, client_request = self._limits, self._sessions.parse(request)
         # Messages of a chat may be longer, because they contain its history.
