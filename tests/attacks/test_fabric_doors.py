@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2
 from support.fabric.in_process import LocalWorker, failure_of
 from support.scheduler.scheduler_harness import (
     AUDIO,
@@ -21,7 +22,7 @@ from support.scheduler.scheduler_harness import (
 )
 from support.time_limits import WITHIN_S
 
-from duplane.fabric.channel import open_channel
+from duplane.fabric.channel import CallLimits, FabricServer, health_grpc, open_channel
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import (
@@ -328,3 +329,20 @@ async def test_scheduler_reads_no_long_message_before_it_judges_the_call(rpc: st
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:
             await call.read()
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_server_that_runs_too_many_calls_counts_as_unavailable() -> None:
+    """So its callers go to another scheduler or worker, and do not fail."""
+    server = FabricServer(limits=CallLimits(total=1))
+    address = await server.start("127.0.0.1:0")
+    try:
+        async with open_channel(address) as channel, asyncio.timeout(WITHIN_S):
+            health = health_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            await watch.read()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await health.Check(health_pb2.HealthCheckRequest())
+            assert from_rpc(refused.value).reason is Reason.UNAVAILABLE
+            watch.cancel()
+    finally:
+        await server.stop(0)

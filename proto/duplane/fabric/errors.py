@@ -89,6 +89,9 @@ CODES: dict[Reason, grpc.StatusCode] = {
 }
 
 
+_TOO_MANY = "Concurrent RPC limit exceeded!"  # gRPC's text for a call above `CallLimits.total`
+
+
 class FabricError(Exception):
     """A failure with a reason. `field` is the path of the message field that is invalid, or that
     has the exhausted limit, if any.
@@ -108,7 +111,11 @@ class FabricError(Exception):
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
-    """Return the error of a failed call. Its reason is UNAVAILABLE if the peer did not answer."""
+    """Return the error of a failed call.
+
+    Its reason is UNAVAILABLE if the peer did not answer, or runs as many calls as it may: another
+    peer may answer.
+    """
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         info = error_details_pb2.ErrorInfo()
@@ -116,7 +123,9 @@ def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
             field = info.metadata.get("field", "")
             return FabricError(Reason(info.reason), error.details() or "", field=field)
     unreachable = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    reason = Reason.UNAVAILABLE if error.code() in unreachable else Reason.UNKNOWN
+    is_full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and error.details() == _TOO_MANY
+    is_unavailable = is_full or error.code() in unreachable
+    reason = Reason.UNAVAILABLE if is_unavailable else Reason.UNKNOWN
     return FabricError(reason, f"{error.code().name}: {error.details()}", is_foreign=True)
 
 
