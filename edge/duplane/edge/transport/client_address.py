@@ -92,13 +92,19 @@ def identify(
         return ClientAddress(str(client), is_local, is_direct)
     forwarded = headers.get("x-forwarded-for") or headers.get("x-real-ip", "")
     for hop in reversed(forwarded.split(",")):
-        before = parse_ip(hop.strip())
+        before = _parse_hop(hop.strip())
         if before is None:
             break
         client = before
         if not _is_in(client, trusted):
             break
     return ClientAddress(str(client), is_local=False)
+
+
+def _parse_hop(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address of one hop, to which some proxies add the port. None for other text."""
+    match = _AUTHORITY.fullmatch(text)
+    return parse_ip(text) or (parse_ip(match["host"]) if match else None)
 
 
 def _is_forwarded(headers: Mapping[str, str]) -> bool:
