@@ -21,6 +21,9 @@ _OS2_HEADER_BYTES = 12  # length of the oldest BMP header, whose sizes have 16 b
 # Start-of-frame markers, which hold the size (ITU T.81, table B.1).
 _FRAME_STARTS = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers that no segment follows
+# Segments and bytes of padding before the size. Usual files have some dozens of segments; a file of
+# empty ones would stop the event loop, and so all sessions, for half a second.
+_MAX_SEGMENT_COUNT = 1024
 
 
 def read_frames(fields: Fields, aliases: tuple[str, ...], limits: Limits) -> tuple[bytes, ...]:
@@ -116,7 +119,9 @@ def _bmp_size(picture: bytes) -> tuple[int, int]:
 def _jpeg_size(picture: bytes) -> tuple[int, int]:
     """Return the size from the first segment with a size; zeros if there is none."""
     at = 2
-    while at + 9 <= len(picture) and picture[at] == 0xFF:
+    for _ in range(_MAX_SEGMENT_COUNT):
+        if at + 9 > len(picture) or picture[at] != 0xFF:
+            break
         marker = picture[at + 1]
         if marker in _FRAME_STARTS:
             height = int.from_bytes(picture[at + 5 : at + 7])

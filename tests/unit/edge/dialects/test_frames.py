@@ -31,6 +31,16 @@ def test_a_file_that_is_cut_before_its_size_tells_none(make) -> None:
     assert picture_size(make(0, 8)) is None
 
 
+@pytest.mark.parametrize("part", [b"\xff\xe1\x00\x02", b"\xff"])
+def test_jpeg_of_many_empty_segments_is_not_read_to_its_end(part: bytes) -> None:
+    """Reading 2 MiB of them would stop the event loop for half a second."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 9)).save(file, "JPEG")
+    start, rest = file.getvalue()[:2], file.getvalue()[2:]
+    assert picture_size(start + part * 100 + rest) == (8, 9)
+    assert picture_size(start + part * 1100 + rest) is None
+
+
 @given(st.binary(max_size=64), st.sampled_from([b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n"]))
 def test_any_bytes_are_answered(rest: bytes, head: bytes) -> None:
     size = picture_size(head + rest)

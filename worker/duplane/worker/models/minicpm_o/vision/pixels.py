@@ -28,6 +28,11 @@ MAX_SCANNED_PIXELS = USUAL_SCANS * MAX_PIXELS
 only a few bytes, so a small file could occupy a decoder for hours. Progressive files usually have
 about ten scans."""
 
+MAX_HEADER_READS = 1024
+"""Maximum number of reads of a header. Pillow reads a segment of a JPEG or a chunk of a PNG in
+three reads, in Python, which stops the other threads: a file of tiny segments would take seconds.
+The headers of usual files have some dozens of segments."""
+
 _WEBP_HEAD_BYTES = 30
 
 
@@ -81,7 +86,7 @@ def read_header(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[Size, int]:
         size = _webp_size(data)
         _check_cost(size, 1, max_pixels)
         return size, 1
-    with _opened(data, max_pixels) as image:
+    with _opened(data, max_pixels, _Header(data)) as image:
         return image.size, _scan_count(image, data)
 
 
@@ -111,13 +116,29 @@ def cut_picture(picture: Image.Image, plan: Plan) -> PreparedImage:
     return PreparedImage(tiles, plan.grid, picture.size)
 
 
+class _Header(BytesIO):
+    """A file of which only the header is read."""
+
+    _read_count = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read bytes. Raises `ImageError` after too many reads."""
+        self._read_count += 1
+        if self._read_count > MAX_HEADER_READS:
+            raise ImageError("the header of the image has too many parts")
+        return super().read(size)
+
+
 @contextmanager
-def _opened(data: bytes, max_pixels: int) -> Generator[Image.Image]:
-    """Open an image and read its header. Errors of the block become `ImageError`, too."""
+def _opened(data: bytes, max_pixels: int, file: BytesIO | None = None) -> Generator[Image.Image]:
+    """Open an image and read its header. Errors of the block become `ImageError`, too.
+
+    `file` reads `data`.
+    """
     if not data:
         raise ImageError("the image is empty")
     try:
-        with Image.open(BytesIO(data), formats=FORMATS) as opened:
+        with Image.open(file or BytesIO(data), formats=FORMATS) as opened:
             _check_cost(opened.size, _scan_count(opened, data), max_pixels)
             yield opened
     except ImageError:
