@@ -122,9 +122,6 @@ async def test_bombs_are_refused_without_decoding_a_pixel(decoded: list[tuple[in
 
 def padded(kind: str) -> bytes:
     """Return a file with many empty parts before its pixels, which Pillow reads in Python."""
-    if kind == "PNG":
-        head, end = png(64, 64)[:33], png(64, 64)[33:]
-        return head + chunk(b"teXt", b"") * 100_000 + end
     written = io.BytesIO()
     Image.new("P" if kind == "GIF" else "RGB", (64, 64)).save(written, kind)
     file = written.getvalue()
@@ -134,7 +131,7 @@ def padded(kind: str) -> bytes:
     return file[:image] + b"!\xfe\x00" * 100_000 + file[image:]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
+@pytest.mark.parametrize("kind", ["JPEG", "GIF"])
 async def test_headers_of_many_parts_are_refused_after_a_few(kind: str) -> None:
     """Reading them all takes seconds in which no other thread of the worker runs."""
     async with running_worker(TinyModel()) as rig, sessions(rig, 1) as clients:

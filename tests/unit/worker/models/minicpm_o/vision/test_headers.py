@@ -36,3 +36,25 @@ def test_a_webp_header_is_read_or_refused(noise: bytes) -> None:
         with suppress(ImageError):
             size, _ = read_header(b"RIFF\0\0\0\0WEBP" + kind + noise)
             assert 0 < math.prod(size) <= MAX_PIXELS
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_nothing_but_the_size_is_read_of_usual_formats(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow would also read the profile and all tags, which can take a second."""
+    file = encode(40, 30, kind, exif=b"Exif\0\0", icc_profile=bytes(1000))
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("Pillow reads the header")
+
+    monkeypatch.setattr(Image, "open", read)
+    assert read_header(file) == ((40, 30), 1)
+
+
+@given(st.binary(max_size=60))
+def test_a_jpeg_or_png_header_is_read_or_refused(noise: bytes) -> None:
+    for start in (b"\xff\xd8", b"\xff\xd8\xff\xc0", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"):
+        with suppress(ImageError):
+            size, _ = read_header(start + noise)
+            assert 0 < math.prod(size) <= MAX_PIXELS

@@ -29,11 +29,17 @@ only a few bytes, so a small file could occupy a decoder for hours. Progressive 
 about ten scans."""
 
 MAX_HEADER_READS = 1024
-"""Maximum number of reads of a header. Pillow reads a segment of a JPEG or a chunk of a PNG in
-three reads, in Python, which stops the other threads: a file of tiny segments would take seconds.
-The headers of usual files have some dozens of segments."""
+"""Maximum number of segments before the size of a JPEG, and of reads of the header of another file.
+They are read in Python, which stops the other threads: a file of tiny parts would take seconds.
+The headers of usual files have some dozens of parts."""
 
 _WEBP_HEAD_BYTES = 30
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_HEAD_BYTES = 33
+_JPEG = b"\xff\xd8"
+# Markers of JPEG (ITU T.81, table B.1): those before a size, and those without a segment.
+_FRAME_STARTS = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 
 @dataclass(frozen=True)
@@ -79,15 +85,16 @@ class PlannedImage:
 def read_header(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[Size, int]:
     """Return the size of an image and the number of its scans. Raises `ImageError`.
 
-    Pillow reads headers in Python, except that of WEBP, which this module reads itself. So no
-    header reaches a decoder in C.
+    This module reads the sizes of WEBP, PNG and JPEG files itself: Pillow would use a decoder in C
+    for the first, and read profiles, texts and thousands of tags beside the sizes of the others. It
+    reads the headers of the other formats in Python. So no header reaches a decoder in C.
     """
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        size = _webp_size(data)
-        _check_cost(size, 1, max_pixels)
-        return size, 1
+    if size := _own_size(data):
+        scans = _scan_count("JPEG", data) if data.startswith(_JPEG) else 1
+        _check_cost(size, scans, max_pixels)
+        return size, scans
     with _opened(data, max_pixels, _Header(data)) as image:
-        return image.size, _scan_count(image, data)
+        return image.size, _scan_count(image.format, data)
 
 
 def decode_planned(image: PlannedImage) -> PreparedImage:
@@ -125,7 +132,7 @@ class _Header(BytesIO):
         """Read bytes. Raises `ImageError` after too many reads."""
         self._read_count += 1
         if self._read_count > MAX_HEADER_READS:
-            raise ImageError("the header of the image has too many parts")
+            raise _too_many_parts()
         return super().read(size)
 
 
@@ -139,7 +146,7 @@ def _opened(data: bytes, max_pixels: int, file: BytesIO | None = None) -> Genera
         raise ImageError("the image is empty")
     try:
         with Image.open(file or BytesIO(data), formats=FORMATS) as opened:
-            _check_cost(opened.size, _scan_count(opened, data), max_pixels)
+            _check_cost(opened.size, _scan_count(opened.format, data), max_pixels)
             yield opened
     except ImageError:
         raise
@@ -164,13 +171,52 @@ def _check_cost(size: Size, scans: int, max_pixels: int) -> None:
         raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
 
 
-def _scan_count(opened: Image.Image, data: bytes) -> int:
+def _scan_count(kind: str | None, data: bytes) -> int:
     """Count the passes over the pixels. Only a JPEG may have more than one."""
-    if opened.format in FORMATS[1:]:
+    if kind in FORMATS[1:]:
         return 1
     # Each scan begins with this marker, which entropy-coded data never contains. An embedded
     # thumbnail may contain it too, but that is rare.
     return max(1, data.count(b"\xff\xda"))
+
+
+def _own_size(data: bytes) -> Size | None:
+    """Return the size of a WEBP, PNG or JPEG file; None for others. Raises `ImageError`."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _webp_size(data)
+    if data.startswith(_PNG):
+        size = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+        is_whole = data[12:16] == b"IHDR" and len(data) >= _PNG_HEAD_BYTES
+    elif data.startswith(_JPEG):
+        size = _jpeg_size(data)
+        is_whole = True
+    else:
+        return None
+    if not (is_whole and min(size)):
+        raise _unreadable()
+    return size
+
+
+def _jpeg_size(data: bytes) -> Size:
+    """Return the size from the first segment with a size; zeros if there is none."""
+    at = 2
+    for _ in range(MAX_HEADER_READS):
+        if at + 9 > len(data) or data[at] != 0xFF:
+            return 0, 0
+        marker = data[at + 1]
+        if marker in _FRAME_STARTS:
+            return int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
+        if marker == 0xFF:  # padding
+            at += 1
+        elif marker in _STANDALONE:
+            at += 2
+        else:
+            at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4]))
+    raise _too_many_parts()
+
+
+def _too_many_parts() -> ImageError:
+    return ImageError("the header of the image has too many parts")
 
 
 def _webp_size(data: bytes) -> Size:
