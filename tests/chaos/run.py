@@ -18,9 +18,9 @@ from chaos.faults import Fault, Faults
 from support.time_limits import until
 
 from duplane.tools.bench.report import percentile
-from duplane.tools.talk.dialects import DIALECTS
 
 CALLERS = 12
+_DIALECTS = ("A", "B", "C")  # an answer in L does not name its unit
 _SPARE_SLOTS = 2  # for calls that begin while other slots are being cleaned
 # Two workers are enough for all calls, because a fault takes one of them.
 _SLOTS = -(-(CALLERS + _SPARE_SLOTS) // (WORKER_COUNT - 1))
@@ -109,7 +109,7 @@ async def run(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(faults.run(seconds - every_s, every_s))
             for index in range(CALLERS):
-                dialect = sorted(DIALECTS)[index // len(urls) % len(DIALECTS)]
+                dialect = _DIALECTS[index // len(urls) % len(_DIALECTS)]
                 own = random.Random(chooser.getrandbits(32))
                 caller = Caller(index, urls[index % len(urls)], dialect, own, ledger)
                 tasks.create_task(caller.run(time.monotonic() + seconds))

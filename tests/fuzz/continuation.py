@@ -27,6 +27,7 @@ UNIT: dict[str, Any] = {
     "B chat": {"type": "input.append", "input": {"messages": _MESSAGES}},
     "C": {"type": "audio_chunk", "audio_base64": "@pcm:16000"},
     "D": {"messages": _MESSAGES},
+    "L": {"type": "session.input_audio.append", "audio": "@int16:24000"},
 }
 LEAVE: dict[str, Any] = {
     "A": {"type": "session.close"},

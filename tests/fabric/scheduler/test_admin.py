@@ -266,6 +266,7 @@ async def test_serve_announces_itself_and_returns_on_shutdown(
 ) -> None:
     key = Ed25519PrivateKey.generate()
     pem = tmp_path / "key.pem"
+    pem.touch(0o600)
     pem.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     shutdown, announce, announced = process.Shutdown(), process.announce, asyncio.Event()
 

@@ -37,6 +37,8 @@ def test_invalid_setting_is_named(given: dict[str, Any], named: str) -> None:
 
 def test_unusable_key_is_named(tmp_path: Path) -> None:
     rsa, garbage = tmp_path / "rsa.pem", tmp_path / "garbage.pem"
+    for path in (rsa, garbage):
+        path.touch(0o600)
     key = generate_private_key(65537, 2048)
     rsa.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     garbage.write_text("no key")
