@@ -18,7 +18,7 @@ from support.edge.raw_client import RawClient, event
 from support.edge.scripted_fabric import ScriptedConversation, ScriptedFabric
 from support.fabric.in_process import no_task_left, running_edge
 from support.protocols.transcripts import pcm
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.clock import Clock, Moment
@@ -129,6 +129,15 @@ class LiveEdge:
         async with asyncio.timeout(WITHIN_S):
             while (await self.get("/status"))[1]["edge_session_count"] != count:
                 pass
+
+    async def until_running(self, dialect: str) -> None:
+        """Wait until a session of this dialect has its slot."""
+        labels = {"role": "edge", "dialect": dialect, "state": "running"}
+
+        async def is_running() -> bool:
+            return bool(self.edge.metrics.registry.get_sample_value("duplane_sessions", labels))
+
+        await until(is_running, WITHIN_S)
 
     async def settled(self) -> None:
         """Wait until the edge has no session and the fabric holds no slot or stream."""

@@ -238,6 +238,8 @@ class LiveReplay:
         self._conversation: ScriptedConversation | None = None
         self._turn: ScriptedTurn | None = None
         self._is_chat = parse_target(transcript.path, {}).mode == "chat"
+        # The client of L is not told of its slot, so the transcript has no event to wait for.
+        self._is_silent = "/live/sessions" in transcript.path
 
     async def run(self) -> None:
         async with self._edge_process.connect_to(self.transcript.path) as client:
@@ -289,6 +291,8 @@ class LiveReplay:
                         await self._acquisition.is_over.wait()
                     return
                 self._conversation = await self._fabric.conversation()
+                if self._is_silent:
+                    await self._edge_process.until_running("L")
             case _:
                 self._acquisition.refuse(Reason(step.rest))
 
