@@ -164,15 +164,15 @@ async def dropped_by(fabric: TracedFabric, count: int) -> None:
 async def test_unit_that_the_edge_drops_is_exported() -> None:
     limits = replace(Limits(), early_unit_count=2)
     async with traced_fabric(slot_count=1, sampler=ALWAYS_OFF, limits=limits) as fabric:
-        async with fabric.connect() as holder, fabric.connect() as client:
+        async with fabric.connect() as holder:
             await begin_session(holder)
-            assert (await receive(client))["type"] == "session.queued"
-            await send(client, UPDATE)
-            for _ in range(3):
-                await send(client, append(0.5))
-            await fabric.receiver.until(lambda found: any(map(is_dropped, found)))
-            await end(holder)
-            await client.close()
+            async with fabric.connect() as client:
+                assert (await receive(client))["type"] == "session.queued"
+                await send(client, UPDATE)
+                for _ in range(3):
+                    await send(client, append(0.5))
+                await fabric.receiver.until(lambda found: any(map(is_dropped, found)))
+                await end(holder)
         found = [span for span in await fabric.flushed() if is_dropped(span)]
     assert {span.name for span in found} == {spans.EDGE_UNIT}
     assert [event.name for event in found[0].events] == [spans.READ, spans.PARSE, spans.QUEUE]
