@@ -64,7 +64,7 @@ def expired(certificates: FabricCertificates) -> Path:
 
 
 def of_tomorrow(certificates: FabricCertificates) -> Path:
-    return certificates.issue(Role.EDGE, now=datetime.now(UTC) + DAY)
+    return certificates.issue(Role.EDGE, now=datetime.now(UTC) + 2 * DAY)
 
 
 def with_one_ca_twice(certificates: FabricCertificates) -> Path:

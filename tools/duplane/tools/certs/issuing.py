@@ -19,7 +19,7 @@ from duplane.fabric.tls.identity import Identity, server_name
 
 CA_KEY_FILE = "ca.key"
 CA_DAYS = 3650
-_EARLY = timedelta(minutes=5)  # certificates are valid from so long ago: clocks differ
+_EARLY = timedelta(days=1)  # certificates are valid from so long ago: clocks differ
 _PEM = serialization.Encoding.PEM
 
 
