@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import http.client
 from collections.abc import AsyncGenerator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ EDGE_FLAGS = (
     *("--client-requests-per-s", "2000"),
     *("--behind-tls-proxy", "--auth", "none"),  # clients here use ws:// and have no keys
 )
+_LIFE = timedelta(days=1)  # of certificates: clocks jump by hours
 
 
 class Cluster:
@@ -118,7 +120,7 @@ class Cluster:
     def _add(self, role: str, index: int, port: int, *flags: str) -> Server[Host]:
         host = self.network.add_host()
         name = f"{role}{index}"
-        tls = ("--fabric-tls", str(self._certificates.issue(Role(role), name)))
+        tls = ("--fabric-tls", str(self._certificates.issue(Role(role), name, life=_LIFE)))
         command = (*DUPLANE, role, "--listen", f"{host.ip}:{port}", *tls, *flags)
         return Server(name, host, port, command, self._folder / f"{name}.log")
 
