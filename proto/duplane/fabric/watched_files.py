@@ -21,7 +21,7 @@ class WatchedFiles(ABC):
     """Files that are read together, such as a certificate and its key.
 
     The constructor reads them, and raises what `read` raises. Later, if the files cannot be used,
-    their last usable content stays in use. `name` is for the log.
+    their last usable content stays in use. `name` is for the log: a plural, such as "keys".
     """
 
     def __init__(self, name: str, paths: Collection[Path]) -> None:
@@ -45,9 +45,9 @@ class WatchedFiles(ABC):
         try:
             self.read()
         except (OSError, ValueError) as error:
-            _log.error("the former %s stays in use: %s", self._name, reason(error))
+            _log.error("the old %s stay: %s", self._name, reason(error))
             return False
-        _log.info("%s was read again", self._name)
+        _log.info("read the %s again: %s", self._name, ", ".join(map(str, self._paths)))
         return True
 
     def reload_if_changed(self) -> bool:
@@ -57,13 +57,14 @@ class WatchedFiles(ABC):
     def _read_stamp(self) -> _Stamp:
         """Return times, sizes and inodes of the files.
 
-        The result also changes if a file disappears, or if a link leads to another file.
+        The result also changes if a file disappears, if a link leads to another file, or if the
+        mode of a file changes, which may have been why it could not be used.
         """
         found: list[tuple[int, int, int]] = []
         for path in self._paths:
             with contextlib.suppress(OSError):
                 stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+                found.append((stat.st_ctime_ns, stat.st_size, stat.st_ino))
         return tuple(found)
 
 

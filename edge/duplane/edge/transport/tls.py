@@ -23,7 +23,7 @@ class Certificate(WatchedFiles):
         self._chain = chain
         self._key = key
         try:
-            super().__init__(f"certificate in {chain}", (chain, key))
+            super().__init__(f"certificates in {chain}", (chain, key))
             self.context = self._load()
         except OSError as error:
             raise ValueError(f"tls_cert: {chain} with {key}: {reason(error)}") from None

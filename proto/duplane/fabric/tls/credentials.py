@@ -42,7 +42,7 @@ class FabricCredentials(WatchedFiles):
         paths = [directory / name for name in (CHAIN_FILE, KEY_FILE, CA_FILE)]
         check_secret_file(directory / KEY_FILE, "fabric_tls")
         try:
-            super().__init__(f"certificate in {directory}", paths)
+            super().__init__(f"certificates in {directory}", paths)
         except ValueError as error:
             raise ValueError(f"fabric_tls: {error}") from None
 

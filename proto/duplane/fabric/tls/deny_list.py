@@ -30,7 +30,7 @@ class DenyList(WatchedFiles):
         self._has_fingerprints = False
         self.on_change: Callable[[], None] = lambda: None
         try:
-            super().__init__(f"deny list in {path}", (path,))
+            super().__init__(f"entries of the deny list in {path}", (path,))
         except OSError as error:
             raise ValueError(f"fabric_deny: {path}: {error.strerror or error}") from None
         except ValueError as error:
