@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +19,13 @@ import duplane.tools.grpc_environment  # noqa: F401  (before gRPC, as in the pro
 pytest_plugins = ["support.reruns", "support.slow_files"]
 
 # No deadline for an example of hypothesis, because the machine may be loaded. `pytest-timeout`
-# bounds the whole test.
+# bounds the whole test. With `CI` set, the examples depend on the tests alone: a change is judged
+# by the same examples each time. Without it, each run searches with new ones.
 hypothesis.settings.register_profile(
-    "duplane", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "duplane",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("duplane")
 
