@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Installed: what runs; and what tests and checks need beside it.
 RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
+# Clients of other projects, apart from the packages of this project, with their own versions.
+CLIENTS := .clients/.installed
+NODE_CLIENTS := tests/clients/node_modules/.installed
 PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
 # Messages without services, private to the scheduler.
 SCHEDULER_PROTOS := $(shell find scheduler -name '*.proto')
@@ -36,14 +39,13 @@ run: $(RUNNABLE) ## set up and start everything on one machine: ARGS="--port 808
 
 setup: $(INSTALLED) ## set up only, for tests and checks too: TORCH=cuda installs torch with CUDA
 
-clients: ## install clients of other projects that the tests run, with npm
-	npm ci --prefix tests/clients --no-audit --no-fund
+clients: $(CLIENTS) $(NODE_CLIENTS) ## install clients of other projects that the tests run, apart from .venv
 
 unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
 
 test: $(INSTALLED) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--slowest-files 10 --ignore tests/cluster $(ARGS)
 
 cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
@@ -117,6 +119,15 @@ evaluate: $(INSTALLED) ## measure the default model: ARGS=DIR
 
 clean: ## delete the virtual environment
 	rm -rf $(VENV)
+
+$(CLIENTS): tests/clients/requirements.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(NODE_CLIENTS): tests/clients/package-lock.json
+	npm ci --prefix tests/clients --no-audit --no-fund
+	@touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt tools/install.py
 	@TORCH=$(TORCH) $(PYTHON) tools/install.py --dev $(VENV)

@@ -8,12 +8,12 @@ and writes one line for each session: its texts, the sound of each event, and th
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import orjson
-import pybase64
 from openai import AsyncOpenAI
 from openai.types.live import ConnectServerEvent
 from pydantic import TypeAdapter
@@ -38,9 +38,9 @@ async def converse(client: AsyncOpenAI, name: str, rate: int, sound: bytes) -> d
             match event.type:
                 case "session.started":
                     for at in range(0, count * second_bytes, second_bytes):
-                        piece = pybase64.b64encode_as_string(sound[at : at + second_bytes])
+                        piece = base64.b64encode(sound[at : at + second_bytes])
                         await connection.send(
-                            {"type": "session.input_audio.append", "audio": piece}
+                            {"type": "session.input_audio.append", "audio": piece.decode()}
                         )
                 case "session.output_transcript.delta":
                     texts.append(event.delta)
@@ -58,7 +58,7 @@ async def main(url: str, *sessions: str) -> None:
             name, rate, file = each.split(":")
             sound = await asyncio.to_thread(Path(file).read_bytes)
             told = await converse(client, name, int(rate), sound)
-            sys.stdout.buffer.write(orjson.dumps(told) + b"\n")
+            sys.stdout.write(json.dumps(told) + "\n")
 
 
 asyncio.run(main(*sys.argv[1:]))

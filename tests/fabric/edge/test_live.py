@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import pytest
 import soundfile
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.client_packages import needs_python_clients, run_client
 from support.edge.live_edge import LiveEdge, begin, closed, end, exchange, live_edge, receive, send
-from support.paths import ROOT
-from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -91,6 +89,7 @@ async def talk(
 
 
 @pytest.mark.slow
+@needs_python_clients
 async def test_the_client_of_openai_hears_the_model(tmp_path: Path) -> None:
     sessions: list[str] = []
     for sound in FORMATS:
@@ -100,14 +99,7 @@ async def test_the_client_of_openai_hears_the_model(tmp_path: Path) -> None:
     async with live_edge() as edge:
         edge.fabric.on_unit = speaks_twice
         url = f"http://{edge.edge.address}/v1"
-        client = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(ROOT / "tests/clients/live.py"), url, *sessions),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(WITHIN_S):
-            output, errors = await client.communicate()
-    assert client.returncode == 0, errors.decode()
+        output = await run_client("live.py", url, *sessions)
     for sound, line in zip(FORMATS, output.splitlines(), strict=True):
         told = orjson.loads(line)
         assert told["texts"] == ["word 1 ", "word 2 "]

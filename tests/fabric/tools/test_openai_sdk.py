@@ -1,25 +1,22 @@
-"""The Live clients of `openai`, unchanged, against a whole fabric with the default model."""
+"""Clients of OpenAI's protocols, unchanged, against a whole fabric with the default model."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import orjson
 import pytest
 import soundfile
+from support.client_packages import needs_node_clients, needs_python_clients, run_client
 from support.fabric.real_fabric import RealFabric
 from support.paths import ROOT
-from support.time_limits import WITHIN_S
 
 from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.fabric.audio import resample_pcm
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 
 pytestmark = pytest.mark.slow
-CLIENTS = ROOT / "tests/clients"
 QUESTIONS = ROOT / "tools/duplane/tools/talk/samples/questions.wav"
 ANSWERS = [
     "hello how can i help you",
@@ -46,36 +43,30 @@ def questions(sound: SoundFormat) -> bytes:
     return sound.encode(pcm.ljust(4 * UNITS * sound.rate_hertz, b"\0"))
 
 
-async def output_of(*command: str) -> bytes:
-    """Run a client, and return what it writes."""
-    client = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(WITHIN_S):
-        output, errors = await client.communicate()
-    assert client.returncode == 0, errors.decode()
-    return output
-
-
-async def test_the_model_answers_the_client_for_python(fabric: RealFabric, tmp_path: Path) -> None:
+@needs_python_clients
+async def test_the_model_answers_the_live_client_for_python(
+    fabric: RealFabric, tmp_path: Path
+) -> None:
     sessions: list[str] = []
     for sound in FORMATS:
         file = tmp_path / f"{sound.rate_hertz}.pcm"
         file.write_bytes(questions(sound))
         sessions.append(f"audio/pcm:{sound.rate_hertz}:{file}")
     url = f"http://{fabric.edge}/v1"
-    output = await output_of(sys.executable, str(CLIENTS / "live.py"), url, *sessions)
+    output = await run_client("live.py", url, *sessions)
     told = [orjson.loads(line) for line in output.splitlines()]
     assert ["".join(each["texts"]) for each in told] == [" ".join(ANSWERS)] * len(FORMATS)
     assert [each["last"].get("reason") for each in told] == ["close_requested"] * len(FORMATS)
     await fabric.all_free()
 
 
-@pytest.mark.skipif(not (CLIENTS / "node_modules").exists(), reason="not installed: make clients")
-async def test_the_model_answers_the_client_for_node(fabric: RealFabric, tmp_path: Path) -> None:
+@needs_node_clients
+async def test_the_model_answers_the_live_client_for_node(
+    fabric: RealFabric, tmp_path: Path
+) -> None:
     sound = tmp_path / "questions.pcm"
     sound.write_bytes(questions(FORMATS[0]))
     arguments = (f"http://{fabric.edge}/v1", str(FORMATS[0].rate_hertz), str(sound))
-    output = await output_of("node", str(CLIENTS / "live.mjs"), *arguments)
+    output = await run_client("live.mjs", *arguments)
     assert output.decode().splitlines() == [" ".join(ANSWERS), "close_requested"]
     await fabric.all_free()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import orjson
 import pytest
-from support.paths import ROOT
+from support.client_packages import checked_kinds, needs_python_clients
 from support.protocols.specifications import corpus
 
 from duplane.edge.client_errors import ClientError, ErrorCode
@@ -20,8 +17,6 @@ from duplane.edge.modes import LIVE_MODE
 from duplane.edge.payload.fields import Fields
 from duplane.edge.settings import Limits
 
-CLIENTS = ROOT / "tests/clients"
-
 
 def dialect(phase: Phase = Phase.ACTIVE) -> DialectL:
     client = DialectL(Identity("sess_0123456789ab", "rt_0"), Limits(), LIVE_MODE)
@@ -30,17 +25,11 @@ def dialect(phase: Phase = Phase.ACTIVE) -> DialectL:
 
 
 @pytest.mark.slow
-def test_every_event_is_one_of_openai() -> None:
+@needs_python_clients
+async def test_every_event_is_one_of_openai() -> None:
     moves = [move for replay in corpus("L").replays for move in replay.moves]
     events = [orjson.dumps(event) for move in moves for event in move.told]
-    checked = subprocess.run(
-        [sys.executable, CLIENTS / "check_events.py"],
-        input=b"\n".join(events),
-        capture_output=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stderr.decode()
-    kinds = orjson.loads(checked.stdout)
+    kinds = await checked_kinds("live", events)
     assert set(kinds["server"]) == set(DialectL.server_events)
     known = {name for _, name in DialectL.transitions} | UNSUPPORTED
     assert kinds["client"]
