@@ -131,7 +131,7 @@ class Endpoint:
             return DuplexSession(first, limits, now, continuity, detects_dialect=True)
         dialect = self.dialect(identity, limits, self.mode)
         if isinstance(dialect, ChatDialect):
-            return ChatSession(dialect, limits, now)
+            return ChatSession(dialect, limits, now, continuity)
         return DuplexSession(dialect, limits, now, continuity)
 
 

@@ -247,7 +247,10 @@ class SessionRegistry:
         mode: Mode,
         request: ClientRequest,
     ) -> None:
-        """Run a session until it has ended and its slot, its recording and its span are closed."""
+        """Run a session until it has ended and its slot, its recording and its span are closed.
+
+        A session that replaces it runs after it, with the same client, recording and span.
+        """
         session_id = session.identity.session_id
         spans = SessionSpans(self._telemetry, session_id, self._clock, request.trace)
         with logged_ids(session.identity.session_id, spans.context):
@@ -261,13 +264,7 @@ class SessionRegistry:
         request: ClientRequest,
         spans: SessionSpans,
     ) -> None:
-        limits, identity = self._settings.limits, session.identity
-        parts = (client, limits, self._fabric, spans, self._clock, self.metrics)
-        runner = (
-            ChatRunner(session, *parts)
-            if isinstance(session, ChatSession)
-            else DuplexRunner(session, *parts)
-        )
+        identity = session.identity
         lease_request = lease_pb2.AcquireLeaseRequest(
             request_id=str(uuid.uuid4()),
             kind=mode.kind,
@@ -280,14 +277,27 @@ class SessionRegistry:
             tenant_id=request.caller.tenant,
             tenant_limits=_limits_of(request.caller),
         )
-        recording = runner.recording = self._record(request, identity)
+        recording = self._record(request, identity)
         began = self._clock.now()
-        self._runners[runner] = request.caller
+        worker = ""
         self._is_idle.clear()
         try:
-            await runner.run(lease_request)
+            while True:
+                runner = self._new_runner(session, client, spans)
+                runner.recording = recording
+                self._runners[runner] = request.caller
+                try:
+                    await runner.run(lease_request)
+                finally:
+                    del self._runners[runner]
+                    worker = runner.worker or worker
+                successor = session.successor if isinstance(session, ChatSession) else None
+                if session.closed or successor is None:
+                    break
+                session = successor
+                lease_request.request_id = str(uuid.uuid4())
+                lease_request.kind = session.dialect.mode.kind
         finally:
-            self._runners.pop(runner, None)
             if not self._runners:
                 self._is_idle.set()
             close = session.closed or Close(CloseReason.FAILED, "internal error")
@@ -305,11 +315,20 @@ class SessionRegistry:
                 identity.realtime_id,
                 session.dialect.name,
                 request.client.logged(self._settings.log_addresses),
-                runner.worker or "none",
+                worker or "none",
                 self._clock.now().monotonic_s - began.monotonic_s,
                 outcome,
                 close.logged_text,
             )
+
+    def _new_runner(
+        self, session: AnySession, client: Client, spans: SessionSpans
+    ) -> DuplexRunner | ChatRunner:
+        limits = self._settings.limits
+        parts = (client, limits, self._fabric, spans, self._clock, self.metrics)
+        if isinstance(session, ChatSession):
+            return ChatRunner(session, *parts)
+        return DuplexRunner(session, *parts)
 
     def _record(self, request: ClientRequest, identity: Identity) -> Recording | None:
         """Begin the recording of a session whose identity has a recording id."""

@@ -108,6 +108,17 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelTurn:
+    """The client ends the turn of chat that waits or runs; there must be one.
+
+    `input_id` is the client's id of the event.
+    """
+
+    kind: str
+    input_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The client ends its session. `input_id` is the client's id of the event."""
 
@@ -116,4 +127,4 @@ class Leave:
     input_id: str | None = None
 
 
-Action = Configure | Append | Turn | Reply | Command | Leave
+Action = Configure | Append | Turn | CancelTurn | Reply | Command | Leave

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
-from duplane.edge.dialects.actions import Turn
+from duplane.edge.dialects.actions import Action, Append, CancelTurn, Command, Turn
 from duplane.edge.dialects.dialect import Dialect, Phase
+from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.fabric.v1 import session_pb2
 
 
@@ -17,6 +18,10 @@ class ChatDialect(Dialect):
 
     # True if a connection has exactly one turn, which the client sends before it gets a slot.
     is_one_shot: ClassVar[bool] = False
+    # True if the session acquires a slot before any turn; false if only turns need slots.
+    begins_with_slot: ClassVar[bool] = True
+    # True if the client sends sound in appends; false if turns hold the client's sound.
+    takes_sound: ClassVar[bool] = False
     request_path: ClassVar[str] = ""  # path of the turn within the client's event
 
     _turn = Turn(session_pb2.ChatRequest())
@@ -32,6 +37,32 @@ class ChatDialect(Dialect):
     def is_too_long(self) -> bool:
         """Whether an answer that is not streamed exceeds `Limits.answer_bytes`."""
         return self._held_bytes > self.limits.answer_bytes
+
+    def appended(self, append: Append) -> None:
+        """Keep the sound of an append for a later turn."""
+        raise AssertionError(f"{self.name} has no appends of {len(append.audio)} bytes")
+
+    def continuation(self, append: Append) -> tuple[DuplexDialect, tuple[Action, ...]] | None:
+        """Return the dialect of the duplex session that replaces the chat, and its first actions.
+
+        The actions have all sound that the model has not heard, and the sound of `append`. Returns
+        None if the append belongs to the chat.
+        """
+        del append
+        return None
+
+    def answer(self, command: Command, now: Moment) -> list[bytes]:
+        """Render the answer to an event that was accepted."""
+        raise AssertionError(f"{self.name} has no command {command.kind} at {now}")
+
+    def taken(self, turn: Turn, now: Moment) -> list[bytes]:
+        """Render the note that a turn will be answered, if the dialect has such a note."""
+        del turn, now
+        return []
+
+    def cancelled(self, cancel: CancelTurn, now: Moment) -> list[bytes]:
+        """Render the end of a turn that the client has cancelled."""
+        raise AssertionError(f"{self.name} has no event {cancel.kind} at {now}")
 
     def begin(self, turn: Turn, now: Moment) -> None:
         """Begin to answer a turn, or begin again on another slot."""

@@ -54,6 +54,7 @@ class DialectD(ChatDialect):
     name: ClassVar[str] = "D"
     queue_prefix: ClassVar[str] = ""
     is_one_shot: ClassVar[bool] = True
+    begins_with_slot: ClassVar[bool] = False
     only_event: ClassVar[str] = REQUEST
     transitions: ClassVar[Transitions] = {
         (Phase.START, REQUEST): Phase.ACTIVE,

@@ -39,6 +39,7 @@ class DialectDHttp(ChatDialect):
 
     name: ClassVar[str] = "D"
     is_one_shot: ClassVar[bool] = True
+    begins_with_slot: ClassVar[bool] = False
     only_event: ClassVar[str] = REQUEST
     transitions: ClassVar[Transitions] = {(Phase.START, REQUEST): Phase.ACTIVE}
     replies: ClassVar[Replies] = {REQUEST: ("answer",)}

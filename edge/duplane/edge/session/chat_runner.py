@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.effects import Effect, StopTurn
 from duplane.edge.session.runner import SessionRunner
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
 from duplane.fabric.model import ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
+
+T = TypeVar("T")
 
 
 class ChatRunner(SessionRunner[ChatSession]):
@@ -19,6 +24,7 @@ class ChatRunner(SessionRunner[ChatSession]):
     _ticket_id = ""
     _ticket_proof = b""
     _is_releasing = False
+    _work: asyncio.Future[Any] | None = None  # what acquires a slot or runs a turn
 
     async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         granted: lease_pb2.Granted | None = None
@@ -27,16 +33,35 @@ class ChatRunner(SessionRunner[ChatSession]):
                 if granted is not None and not self.session.has_slot:
                     granted = await self._release(granted)
                 elif granted is not None and (turn := self.session.next_turn(self._clock.now())):
-                    await self._run_turn(granted, turn)
+                    await self._unless_stopped(self._run_turn(granted, turn))
                     granted = await self._release(granted)
                 elif granted is None and self.session.needs_slot:
-                    granted = await self._acquire(request)
+                    granted = await self._unless_stopped(self._acquire(request))
                 else:
                     self._wake.clear()
                     await self._wake.wait()
         finally:
             if granted is not None:
                 await self._release(granted)
+
+    async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
+        """Return the result of `work`; None if the session has stopped its turn meanwhile."""
+        self._work = asyncio.ensure_future(work)
+        try:
+            return await self._work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # the session is over
+                raise
+            return None
+        finally:
+            self._work = None
+
+    def _execute(self, effect: Effect) -> None:
+        if not isinstance(effect, StopTurn):
+            super()._execute(effect)
+        elif self._work:
+            self._work.cancel()
 
     async def _acquire(
         self, first_request: lease_pb2.AcquireLeaseRequest

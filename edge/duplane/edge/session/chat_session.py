@@ -1,21 +1,37 @@
 """A chat session: answers turns one after another. Each turn gets a slot of its own. Pure.
 
-The runner acquires a slot when one is needed, runs the next turn on it and releases the slot.
+The runner acquires a slot when one is needed, runs the next turn on it and releases the slot. In a
+dialect with both kinds of sessions, a duplex session replaces the chat once the client's sound must
+flow to the model. Such a session needs no slot before its first events have decided its kind.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
-from duplane.edge.dialects.actions import Action, Configure, Leave, Reply, Turn
+from duplane.edge.dialects.actions import (
+    Action,
+    Append,
+    CancelTurn,
+    Command,
+    Configure,
+    Leave,
+    Reply,
+    Turn,
+)
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.dialect import Phase
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ
+from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.effects import StopTurn
 from duplane.edge.session.request_rates import convert_turn
-from duplane.edge.session.session import Session
+from duplane.edge.session.session import Decoded, Session
 from duplane.edge.session.time_limits import TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
@@ -40,10 +56,18 @@ _SLOT_LOST = frozenset(
 
 
 class ChatSession(Session[ChatDialect]):
-    """One chat session."""
+    """One chat session. `continuity` is that of the duplex session that may replace it."""
 
-    def __init__(self, dialect: ChatDialect, limits: Limits, now: Moment) -> None:
+    def __init__(
+        self,
+        dialect: ChatDialect,
+        limits: Limits,
+        now: Moment,
+        continuity: Continuity = NO_CONTINUITY,
+    ) -> None:
         super().__init__(dialect, limits, now)
+        self._continuity = continuity
+        self._successor: DuplexSession | None = None
         self._turns: deque[Turn] = deque()
         self._running: Turn | None = None
         self._has_delta = False  # the client has a part of the answer to the running turn
@@ -55,6 +79,21 @@ class ChatSession(Session[ChatDialect]):
         if dialect.is_one_shot:
             self.time_limits.clear()
             self.time_limits.start(TimeLimit.SETTINGS, limits.init_s, now)
+        elif not dialect.begins_with_slot:
+            self.time_limits.clear()
+            self.time_limits.start(TimeLimit.AUDIO, limits.idle_s, now)
+            self._limit_session(now)
+
+    def _limit_session(self, now: Moment) -> None:
+        """Limit the whole session, if its mode has a limit."""
+        session_s = self._limits.session_s or self.dialect.mode.session_s
+        if session_s < math.inf:
+            self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
+
+    @property
+    def successor(self) -> DuplexSession | None:
+        """The duplex session that has replaced this one."""
+        return self._successor
 
     @property
     def is_running(self) -> bool:
@@ -70,12 +109,12 @@ class ChatSession(Session[ChatDialect]):
     def needs_slot(self) -> bool:
         """Whether the runner must acquire a slot now.
 
-        A turn needs a slot. A session that allows several turns also needs one at its start, before
+        A turn needs a slot. In a dialect that begins with a slot, the session also needs one before
         any turn, because the grant of this slot gives the client its first `queue_done`.
         """
         if self.closed or self.has_slot or self.is_running:
             return False
-        return bool(self._turns) or not (self._was_granted or self.dialect.is_one_shot)
+        return bool(self._turns) or (self.dialect.begins_with_slot and not self._was_granted)
 
     @property
     def is_retrying(self) -> bool:
@@ -103,15 +142,52 @@ class ChatSession(Session[ChatDialect]):
         self.dialect.accept(action)
         match action:
             case Turn():
-                return self._add_turn(action, now)
+                events = self._add_turn(action, now)
+            case Append():
+                events = self._append(action, now)
+            case CancelTurn():
+                events = self._cancel_turn(action, now)
+            case Command():
+                self._heard(now)
+                events = self.dialect.answer(action, now)
             case Configure():
-                return self._configure(now)
+                events = self._configure(now)
             case Reply():
-                return list(action.events)
+                events = list(action.events)
             case Leave():
-                return self._leave(action, now)
-            case _:
-                raise AssertionError(f"a chat dialect decodes no {type(action).__name__}")
+                events = self._leave(action, now)
+        return events
+
+    def _heard(self, now: Moment) -> None:
+        """Begin the time in which the client must say something again."""
+        if self.time_limits.is_running(TimeLimit.AUDIO):
+            self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+
+    def _append(self, append: Append, now: Moment) -> list[bytes]:
+        """Keep sound for a later turn, or continue as a duplex session, which gets the sound.
+
+        While a turn waits or runs, the dialect keeps the sound.
+        """
+        is_idle = not (self.is_running or self._turns)
+        if is_idle and (continuation := self.dialect.continuation(append)):
+            dialect, actions = continuation
+            self.time_limits.clear()
+            self._successor = DuplexSession(dialect, self._limits, now, self._continuity)
+            events = self._successor.receive(Decoded(dialect, actions), now, self._receipt)
+            self._recorded_audio = self._successor.take_recorded_audio()
+            return events
+        self._heard(now)
+        if self.identity.recording_id:
+            self._recorded_audio = append.audio
+        self.dialect.appended(append)
+        return []
+
+    def _cancel_turn(self, cancel: CancelTurn, now: Moment) -> list[bytes]:
+        """End the turn that waits or runs. Its call to the worker ends immediately."""
+        self._turns.clear()
+        self.time_limits.stop(TimeLimit.SCHEDULER, TimeLimit.SLOT)
+        self.effects.append(StopTurn())
+        return self.dialect.cancelled(cancel, now) + self._end_turn(now)
 
     def _check_room(self, turn: Turn) -> None:
         """Raise ClientError if no further turn can be accepted."""
@@ -134,13 +210,13 @@ class ChatSession(Session[ChatDialect]):
         is_opening = self.dialect.phase is Phase.OPENING and not self._turns
         events = self._configure(now) if is_opening or self.dialect.is_one_shot else []
         self._turns.append(turn)
-        if self.identity.recording_id:
+        if self.identity.recording_id and not self.dialect.takes_sound:
             self._recorded_audio = _new_audio(turn.request)
         self.time_limits.stop(TimeLimit.AUDIO)
         is_queued = self.time_limits.is_running(TimeLimit.SLOT)
         if not (self.has_slot or self.is_running or is_queued):
             self._await_slot(now)
-        return events
+        return events + self.dialect.taken(turn, now)
 
     # --- the worker ---
 
@@ -165,7 +241,7 @@ class ChatSession(Session[ChatDialect]):
         if claim_s is not None:
             self.time_limits.start(TimeLimit.CLAIM, claim_s, now)
         events: list[bytes] = []
-        if was_queued or (is_first and not self.dialect.is_one_shot):
+        if was_queued or (is_first and self.dialect.begins_with_slot):
             events += self.dialect.queue_done()
         if self.dialect.phase is Phase.OPENING:
             return events + self._open(now)
@@ -194,7 +270,7 @@ class ChatSession(Session[ChatDialect]):
     @property
     def must_convert(self) -> bool:
         """Whether `convert` takes long enough for a thread: the model has another input rate."""
-        return self._model.input_rate_hertz != self.dialect.input_sound.rate_hertz
+        return self._model.input_rate_hertz != INPUT_RATE_HERTZ
 
     def convert(self, turn: session_pb2.ChatRequest) -> session_pb2.ChatRequest:
         """Return the turn with its sound at the rate of the slot's model.
@@ -202,7 +278,7 @@ class ChatSession(Session[ChatDialect]):
         Changes nothing, so that a thread can run it. Raises FabricError INVALID_FIELD if the turn
         is then too large.
         """
-        rates = self.dialect.input_sound.rate_hertz, self._model.input_rate_hertz
+        rates = INPUT_RATE_HERTZ, self._model.input_rate_hertz
         return convert_turn(turn, *rates, self._limits.chat_media_bytes)
 
     def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:

@@ -23,6 +23,7 @@ from duplane.edge.session.effects import (
     ReportUnreachable,
     RequestPermit,
     ReturnPermit,
+    StopTurn,
     Use,
 )
 from duplane.edge.session.journal import LossReason
@@ -178,6 +179,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 permits.request(slot, lambda: self._permitted(slot))
             case ReturnPermit(permits, slot):
                 permits.give_back(slot)
+            case StopTurn():
+                super()._execute(effect)  # a duplex session has no turns
             case _:
                 self._record(effect)
 

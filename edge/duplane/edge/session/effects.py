@@ -45,6 +45,10 @@ class Cancel(NamedTuple):
     slot: Slot
 
 
+class StopTurn(NamedTuple):
+    """End the call to the worker for the running turn, or stop to acquire a slot for it."""
+
+
 class RequestPermit(NamedTuple):
     """Request a permit to rebuild the conversation in this slot."""
 
@@ -99,4 +103,4 @@ class RecordDropped(NamedTuple):
 
 
 Record = ReportUnreachable | EndMove | RecordFailed | RecordFixed | RecordDropped
-Effect = Acquire | Use | Cancel | RequestPermit | ReturnPermit | Record
+Effect = Acquire | Use | Cancel | StopTurn | RequestPermit | ReturnPermit | Record

@@ -7,6 +7,7 @@ the session, and sends the result. `DuplexRunner` and `ChatRunner` add the calls
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -37,6 +38,10 @@ _LONG_MESSAGE_BYTES = 256 * 1024
 S = TypeVar("S", bound=Session[Any])
 
 
+class _ReplacedError(Exception):
+    """Another session continues for the client, so this runner reads no further message."""
+
+
 class SessionRunner(ABC, Generic[S]):
     """Runs one session for one client."""
 
@@ -59,29 +64,41 @@ class SessionRunner(ABC, Generic[S]):
         self._spans = spans
         self._clock = clock
         self._metrics = metrics
-        self._over: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake = asyncio.Event()  # wakes the task that sends to the worker
         self._timer: Timer | None = None
         self._timer_s = math.inf
 
     async def run(self, request: lease_pb2.AcquireLeaseRequest) -> None:
-        """Acquire the slots that `request` describes, run the session, and release everything."""
+        """Acquire the slots that `request` describes, run the session, and release everything.
+
+        If another session replaces this one, the client stays connected: a runner of the other
+        session must serve it. A session that ends while it is replaced closes the connection.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
-                serving = tasks.create_task(self._client.serve(self))
+                serving = tasks.create_task(self._serve())
                 exchanging = tasks.create_task(self._exchange(request))
                 self._apply([], self._clock.now())  # sets the timer
-                close = await self._over
-                self._spans.begin(EDGE_CLOSE)
-                tasks.create_task(self._stop_exchange(exchanging))
-                await self._client.close(close, self.session.close_code)
-                serving.cancel()
+                await self._over
+                stopping = tasks.create_task(self._stop_exchange(exchanging))
+                if self.session.closed is None:
+                    await asyncio.wait({serving, exchanging, stopping})
+                if self.session.closed:
+                    self._spans.begin(EDGE_CLOSE)
+                    await self._client.close(self.session.closed, self.session.close_code)
+                    serving.cancel()
         finally:
             if self._timer:
                 self._timer.cancel()
-            if not self.session.closed:  # after an unexpected error
+            if not (self.session.closed or self.session.successor):  # after an unexpected error
                 self.session.end(Close(CloseReason.FAILED, "internal error"), self._clock.now())
                 self._execute_effects()
+
+    async def _serve(self) -> None:
+        """Pass the client's messages to the session until it is over."""
+        with contextlib.suppress(_ReplacedError):
+            await self._client.serve(self)
 
     async def receive(self, message: bytes, waited_s: float = 0.0) -> None:
         """Handle one message of the client. A long message is decoded in a thread."""
@@ -103,6 +120,8 @@ class SessionRunner(ABC, Generic[S]):
             self.recording.up(message, self.session.take_recorded_audio(), now, sound)
         self._apply(events, now)
         self._wake.set()
+        if self.session.successor:
+            raise _ReplacedError
 
     def end(self, close: Close) -> None:
         """End the session for a reason that the session itself does not know."""
@@ -169,9 +188,9 @@ class SessionRunner(ABC, Generic[S]):
             else:
                 if self.recording:
                     self.recording.down(events, now, self.session.dialect.output_sound)
-        if self.session.closed:
+        if self.session.closed or self.session.successor:
             if not self._over.done():
-                self._over.set_result(self.session.closed)
+                self._over.set_result(None)
             self._wake.set()
         elif (deadline := self.session.time_limits.next_deadline) < self._timer_s:
             self._set_timer(deadline)

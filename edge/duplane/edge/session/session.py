@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from duplane.edge.client_errors import ClientError, UnreadableError
 from duplane.edge.clock import Moment
@@ -73,6 +73,11 @@ class Session(ABC, Generic[D]):
     @abstractmethod
     def is_running(self) -> bool:
         """Whether ending the session now would interrupt work."""
+
+    @property
+    def successor(self) -> Session[Any] | None:
+        """The session that continues for the client, if it has replaced this one."""
+        return None
 
     # --- the client ---
 
