@@ -105,6 +105,9 @@ class Close:
         return self.reason.value if self.reason in QUOTING else self.text
 
 
+SESSION_OVER = Close(CloseReason.TIMEOUT, "session time limit")
+"""The end of a session that has lasted as long as it may. Some clients are told this apart."""
+
 # The worker's close reason -> the close reason for the client.
 WORKER_CLOSED: Mapping[int, CloseReason] = {
     session_pb2.CLOSE_REASON_UNSPECIFIED: CloseReason.FAILED,

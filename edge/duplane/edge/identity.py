@@ -1,4 +1,4 @@
-"""The ids of one session: its session id (B uses it, too), its id in A, its recording's id."""
+"""The names of one session: its ids in B and A, its recording's id, and the model it asks for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 class Identity:
     """The ids of one session; `recording_id` is empty when the session is not recorded.
 
+    `model` is the client's name of the model, in its URL; clients of E get it back.
+
     `may_be_recorded` is true if the edge records sessions, or if the client's credential says
     whether it must be recorded: then a client that is not recorded is told this, too.
     """
@@ -18,6 +20,7 @@ class Identity:
     realtime_id: str  # rt_ and a Unix time in milliseconds, as A's specification requires
     recording_id: str = ""
     may_be_recorded: bool = False
+    model: str = ""
 
     @property
     def recording_field(self) -> Mapping[str, bool]:

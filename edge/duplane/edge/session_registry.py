@@ -238,6 +238,7 @@ class SessionRegistry:
             f"rt_{self._last_realtime_ms}",
             session_id if is_recorded else "",
             may_be_recorded=settings is not None or may_record is not None,
+            model=request.target.model,
         )
 
     async def run(

@@ -100,11 +100,13 @@ class Reply:
 class Command:
     """An event that the dialect answers itself, from its state after it has accepted the event.
 
-    `input_id` is the client's id of the event.
+    `input_id` is the client's id of the event. `drops_audio` drops the audio of the unit that is
+    not complete.
     """
 
     kind: str
     input_id: str | None = None
+    drops_audio: bool = False
 
 
 @dataclass(frozen=True, slots=True)

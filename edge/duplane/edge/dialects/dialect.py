@@ -153,6 +153,11 @@ class Dialect(ABC):
         """How long a client of this dialect waits in the queue, at most."""
         return self.limits.queue_s
 
+    def connected(self, now: Moment) -> list[bytes]:
+        """Render what the client is told before it sends anything; mostly nothing."""
+        del now
+        return []
+
     def started(self, session_s: float, now: Moment) -> None:
         """Note that the session has its slot, and ends after `session_s`."""
         del session_s, now

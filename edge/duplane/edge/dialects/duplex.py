@@ -29,6 +29,12 @@ class DuplexDialect(Dialect):
     replies_to_appends: ClassVar[bool] = False
     # The close reason if the worker is lost before the conversation is ready.
     lost_while_opening: ClassVar[CloseReason] = CloseReason.FAILED
+    # If not 0, the first append opens the conversation, after so many seconds without events that
+    # change its settings (`settling`).
+    grace_s: ClassVar[float] = 0.0
+    settling: ClassVar[frozenset[str]] = frozenset()
+
+    must_listen = False  # the model must listen to the next append; the session takes this back
 
     # Field of the contract's Unit -> the client's name for it, where the names differ.
     unit_paths: ClassVar[Mapping[str, str]] = {}
@@ -41,9 +47,17 @@ class DuplexDialect(Dialect):
         self._paths = settings.paths
         self._max_slice_count = settings.max_slice_count
 
-    def appended(self, append: Append) -> None:
-        """Note that an append was applied. Its decoding has changed nothing."""
+    def appended(self, append: Append) -> list[bytes]:
+        """Note that an append is applied, whose decoding has changed nothing. Render its effect."""
         del append
+        return []
+
+    def open_settings(self) -> session_pb2.Open:
+        """Return the settings of the conversation, which no later event changes.
+
+        Only for a dialect with `grace_s`.
+        """
+        raise AssertionError(f"the settings of {self.name} come in one event")
 
     def answer(self, command: Command, now: Moment) -> list[bytes]:
         """Render the answer to an event that was accepted."""
@@ -95,14 +109,16 @@ class DuplexDialect(Dialect):
         paths = [*self._ignored, *map(self.setting_path, opened.ignored_fields)]
         return list(dict.fromkeys(paths))
 
-    def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
+    def failed(
+        self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None
+    ) -> list[bytes]:
         """Render the error for a unit that failed."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
         # A unit may hold the pictures of several appends, so an index means nothing to the client.
         field = failed.field.partition("[")[0]
         message = name_fault(failed.field, failed.message or "the unit could not be used")
         message = self.unit_paths.get(field, field) + message.removeprefix(failed.field)
-        return self.error(code, message, now, input_id)
+        return [self.error(code, message, now, input_id)]
 
 
 def drop_metrics(dropped: Dropped) -> dict[str, object]:

@@ -21,16 +21,17 @@ from duplane.edge.dialects.dialect import (
     Transitions,
     with_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect
-from duplane.edge.dialects.l_settings import DEFAULT_VOICE, Configuration, read_configuration
+from duplane.edge.dialects.l_settings import Configuration, read_configuration
+from duplane.edge.dialects.openai_dialect import OpenAIDialect
 from duplane.edge.dialects.openai_errors import CONTEXT_FULL, SERVER_ERROR, error_fields
-from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, decode_append, format_fields
+from duplane.edge.dialects.openai_settings import DEFAULT_VOICE
+from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, format_fields
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import Fields
 from duplane.edge.settings import Limits
 from duplane.fabric.model import ModelFormat
-from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.fabric.v1 import session_pb2
 
 START = "session.start"
 APPEND = "session.input_audio.append"
@@ -70,7 +71,7 @@ _CLOSED_REASONS: Mapping[CloseReason, str] = {
 _BEGUN = frozenset({Phase.OPENING, Phase.ACTIVE})
 
 
-class DialectL(DuplexDialect):
+class DialectL(OpenAIDialect):
     """One client that speaks L. Each unit is one `session.output_audio.delta`, also of silence."""
 
     name: ClassVar[str] = "L"
@@ -114,9 +115,7 @@ class DialectL(DuplexDialect):
 
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         super().__init__(identity, limits, mode)
-        self.input_sound = self.output_sound = DEFAULT_FORMAT
         self._speech = ContinuousSound(DEFAULT_FORMAT, ModelFormat())
-        self._begun = b""  # the bytes of a sample that is not complete
         self._is_muted = False
         self._start_id: str | None = None  # the client's id of `session.start`
         self._close_id: str | None = None  # the client's id of `session.close`
@@ -124,18 +123,11 @@ class DialectL(DuplexDialect):
             "model": "",
             "audio": {"format": format_fields(DEFAULT_FORMAT), "output": {"voice": DEFAULT_VOICE}},
         }
-        self._expires_s: int | None = None  # Unix time; None before the session has its slot
         self._context_token_limit = 0  # 0 if unknown
         self._separator = ""  # of the next text from the text before: a client joins all texts
         self._event_count = 0
 
     # --- client events ---
-
-    def _input_id(self, event: Fields) -> str | None:
-        event_id = event.whole.get("event_id")
-        if not isinstance(event_id, str) or len(event_id.encode()) > self.limits.text_bytes:
-            return None
-        return event_id
 
     def _refusal(self, kind: str, phase: Phase) -> ClientError:
         if kind in UNSUPPORTED:
@@ -160,11 +152,7 @@ class DialectL(DuplexDialect):
         return Command(event.get("type", str, required=True), self._input_id(event))
 
     def _decode_append(self, event: Fields) -> Append:
-        sound = self.input_sound
-        audio, rest = decode_append(event, sound, self._begun, self.limits.append_s)
-        if self._is_muted:
-            audio = bytes(len(audio))
-        return Append(audio, kind=APPEND, rate_hertz=sound.rate_hertz, rest=rest)
+        return self._decode_sound(event, is_muted=self._is_muted)
 
     def accept(self, action: Action) -> None:
         """Apply a decoded event, except an append. Call this before the next event is decoded."""
@@ -173,10 +161,6 @@ class DialectL(DuplexDialect):
             self._is_muted = action.kind == MUTE
         elif isinstance(action, Leave):
             self._close_id = action.input_id
-
-    def appended(self, append: Append) -> None:
-        """Keep the bytes of a sample that is not complete."""
-        self._begun = append.rest
 
     def _configure(self, settings: Configure) -> None:
         super()._configure(settings)
@@ -190,32 +174,12 @@ class DialectL(DuplexDialect):
         fields = {"session": self._session(now)} if command.kind == UPDATE else {}
         return [self._event(_ANSWERS[command.kind], fields, command.input_id)]
 
-    # --- the session ---
-
-    @property
-    def queue_s(self) -> float:
-        """How long a client waits in the queue, at most: it cannot be told its position."""
-        return self.limits.openai_queue_s
-
-    def started(self, session_s: float, now: Moment) -> None:
-        """Note that the session has its slot, and ends after `session_s`."""
-        self._expires_s = int(now.wall_s + session_s)
-
     # --- server events ---
 
     def use_model(self, model: ModelFormat, name: str = "") -> None:
         """Prepare to render the speech of a model. Call this before the first event about it."""
         super().use_model(model, name)
         self._speech = ContinuousSound(self.output_sound, model)
-
-    def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
-        """Render nothing: L has no event for the queue."""
-        del queued, is_update
-        return []
-
-    def queue_done(self) -> list[bytes]:
-        """Render nothing: L has no event for the queue."""
-        return []
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self._context_token_limit = opened.context_token_limit
@@ -251,12 +215,9 @@ class DialectL(DuplexDialect):
 
     def _session(self, now: Moment) -> dict[str, object]:
         """Return the description of the session."""
-        expires_s = self._expires_s
-        if expires_s is None:
-            expires_s = int(now.wall_s + (self.limits.session_s or self.mode.session_s))
         return {
             "id": self.identity.session_id,
-            "expires_at": expires_s,
+            "expires_at": self._expires_at(now),
             "status": "active",
             **self._resource,
             "delegation": {"type": "client"},

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from typing import cast
 
 from duplane.edge.dialects.actions import Configure
+from duplane.edge.dialects.openai_settings import (
+    DEFAULT_PROMPT,
+    DEFAULT_VOICE,
+    HISTORY,
+    read_voice_name,
+)
 from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, format_fields, read_format
 from duplane.edge.payload.fields import Fields, invalid, missing
 from duplane.edge.payload.sound_format import SoundFormat
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
-DEFAULT_PROMPT = "You are a helpful assistant."
-DEFAULT_VOICE = "default"
 _PCM_RATES_HERTZ = frozenset({16_000, 24_000})
 _ROLES = ("developer", "user", "assistant")
 _MAX_ITEMS = 128  # OpenAI's own bound
-_HISTORY = "The conversation so far:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +69,17 @@ def read_configuration(
 
 
 def _read_voice(audio: Fields, limits: Limits) -> object:
-    """Return the client's name of the voice. The model has one voice, whatever its name is."""
     output = audio.fields("output")
     if output is None or output.first("voice") is None:
         return DEFAULT_VOICE
-    if isinstance(output.get("voice", object), dict):
-        voice = output.required_fields("voice")
-        return {"id": voice.required_text("id", limits.text_bytes)}
-    return output.required_text("voice", limits.text_bytes)
+    return read_voice_name(output, limits)
 
 
 def _prompt(session: Fields, instructions: str, limits: Limits) -> str:
     """Return the system prompt: the instructions, and the messages before the session as text."""
     parts = [instructions if instructions.strip() else DEFAULT_PROMPT]
     if messages := _read_messages(session):
-        parts += ["", _HISTORY, *messages]
+        parts += ["", HISTORY, *messages]
     prompt = "\n".join(parts)
     if len(prompt.encode()) > limits.instructions_bytes:
         fault = f"must be at most {limits.instructions_bytes} bytes, together with instructions"

@@ -50,14 +50,15 @@ def decode_append(
 ) -> tuple[bytes, bytes]:
     """Return the PCM of the field `audio`, and the first bytes of a sample that is not complete.
 
-    `begun` are the bytes of such a sample of the append before. Raises ClientError.
+    `begun` are the bytes of such a sample of the append before. The PCM is empty if no sample is
+    complete. Raises ClientError.
     """
     encoded = event.get("audio", BASE64, required=True)
     path = event.path("audio")
     audio = decode_base64(encoded, path) if isinstance(encoded, str) else encoded
     audio = begun + audio if begun else audio
     count, rest_bytes = divmod(len(audio), sound.sample_bytes)
-    if not count:
+    if not audio:
         raise invalid(path, "is empty")
     if count > max_s * sound.rate_hertz:
         raise invalid(path, f"lasts {count / sound.rate_hertz:g} s, more than {max_s:g} s")

@@ -103,17 +103,22 @@ class DuplexSession(Session[DuplexDialect]):
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
         if not isinstance(action, Append):
             return self._apply_control(action, now)
+        if self.dialect.grace_s and self.dialect.phase is Phase.START:
+            self.dialect.accept(action)
+            self.time_limits.start(TimeLimit.GRACE, self.dialect.grace_s, now)
         if self.dialect.phase in WAITING and self.replies.is_full:
             # The queue of pending replies is full, and replies cannot be sent yet.
             fault = "more audio than can be answered waits already"
             raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
-        if self._is_interrupted:
+        events = self.dialect.appended(action)
+        if not (action.audio or action.frames):
+            return events
+        if self._is_interrupted or self.dialect.must_listen:
             action = replace(action, force_listen=True)
-            self._is_interrupted = False
+            self._is_interrupted = self.dialect.must_listen = False
         if self.identity.recording_id:
             self._recorded_audio = action.audio
         self._last_audio_s = now.monotonic_s
-        self.dialect.appended(action)
         queue = self.moves.queue
         count_before = queue.unit_count
         if dropped := queue.add(action, self._receipt, self._unit_limit):
@@ -122,8 +127,8 @@ class DuplexSession(Session[DuplexDialect]):
             self.replies.add_append(queue.unit_count)
             return self._ready_replies(now)
         if queue.unit_count == count_before:
-            return self.dialect.incomplete(action.tag, now)
-        return []
+            events += self.dialect.incomplete(action.tag, now)
+        return events
 
     @property
     def _unit_limit(self) -> int:
@@ -138,19 +143,29 @@ class DuplexSession(Session[DuplexDialect]):
         self.dialect.accept(action)
         match action:
             case Configure():
-                self._settings = action.settings
-                self.time_limits.stop(TimeLimit.SETTINGS)
-                if self.has_slot and self.moves.phase is not MovePhase.LOST_EARLY:
-                    self._open(action.settings, now)
+                self._configured(action.settings, now)
                 return []
             case Reply():
                 return self._reply(action, now)
             case Command():
-                return self.dialect.answer(action, now)
+                return self._command(action, now)
             case Leave():
                 return self._leave(action, now)
             case _:
                 raise AssertionError(f"a duplex dialect decodes no {type(action).__name__}")
+
+    def _configured(self, settings: session_pb2.Open, now: Moment) -> None:
+        self._settings = settings
+        self.time_limits.stop(TimeLimit.SETTINGS)
+        if self.has_slot and self.moves.phase is not MovePhase.LOST_EARLY:
+            self._open(settings, now)
+
+    def _command(self, command: Command, now: Moment) -> list[bytes]:
+        if command.drops_audio:
+            self.moves.queue.drop_rest()
+        if self.time_limits.is_running(TimeLimit.GRACE) and command.kind in self.dialect.settling:
+            self.time_limits.start(TimeLimit.GRACE, self.dialect.grace_s, now)
+        return self.dialect.answer(command, now)
 
     def _reply(self, reply: Reply, now: Moment) -> list[bytes]:
         if reply.request is not None:
@@ -273,7 +288,7 @@ class DuplexSession(Session[DuplexDialect]):
             self.replies.add_outcome(unit.ordinal, outcome)
             return self._ready_replies(now)
         if isinstance(outcome, session_pb2.Failed):
-            return [self.dialect.failed(outcome, now, unit.tag.input_id)]
+            return self.dialect.failed(outcome, now, unit.tag.input_id)
         dropped = self.moves.queue.take_dropped(outcome.dropped_unit_count)
         return self.dialect.delta(outcome, unit.tag, dropped, now)
 
@@ -319,7 +334,7 @@ class DuplexSession(Session[DuplexDialect]):
         events: list[bytes] = []
         for outcome in self.replies.ready():
             if isinstance(outcome, session_pb2.Failed):
-                events.append(self.dialect.failed(outcome, now))
+                events += self.dialect.failed(outcome, now)
             else:
                 dropped = self.moves.queue.take_dropped(outcome.dropped_unit_count)
                 events += self.dialect.delta(outcome, NO_TAG, dropped, now)
@@ -429,6 +444,10 @@ class DuplexSession(Session[DuplexDialect]):
             if self.moves.phase in LOST_PHASES | EARLY:
                 return self._end_lost(now)
             self.moves.expire(now)
+            return []
+        if limit is TimeLimit.GRACE:
+            self.time_limits.stop(TimeLimit.GRACE)
+            self._configured(self.dialect.open_settings(), now)
             return []
         if limit is TimeLimit.AUDIO:
             # An append does not restart this limit, because that would take time for each append.

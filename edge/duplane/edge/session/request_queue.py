@@ -145,6 +145,11 @@ class RequestQueue:
             counts[-1] = self.unit_count
         return Recut(counts, dropped)
 
+    def drop_rest(self) -> None:
+        """Drop the audio of the incomplete unit. What it demands of the model is demanded later."""
+        rest = self._assembler.take_rest()
+        self._force_listen |= rest is not None and rest.force_listen
+
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
         """Add a request, which is taken after the units that wait now.
 

@@ -79,7 +79,8 @@ class SessionRunner(ABC, Generic[S]):
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._serve())
                 exchanging = tasks.create_task(self._exchange(request))
-                self._apply([], self._clock.now())  # sets the timer
+                now = self._clock.now()
+                self._apply(self.session.connected(now), now)  # also sets the timer
                 await self._over
                 stopping = tasks.create_task(self._stop_exchange(exchanging))
                 if self.session.closed is None:

@@ -81,6 +81,10 @@ class Session(ABC, Generic[D]):
 
     # --- the client ---
 
+    def connected(self, now: Moment) -> list[bytes]:
+        """Render what the client is told before it sends anything. Call this first."""
+        return self.dialect.connected(now)
+
     def decode(self, message: bytes) -> Decoded[D]:
         """Decode one text frame. Changes nothing and never raises, so that a thread can run it.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from duplane.edge.clock import Moment
-from duplane.edge.close import Close, CloseReason
+from duplane.edge.close import SESSION_OVER, Close, CloseReason
 
 
 class TimeLimit(Enum):
@@ -19,6 +19,7 @@ class TimeLimit(Enum):
     SCHEDULER = auto()  # until a scheduler answers
     SLOT = auto()  # in the queue
     SETTINGS = auto()  # from `queue_done` to valid settings
+    GRACE = auto()  # from the first append, or from later settings, until they are complete
     CONVERSATION = auto()  # until the worker opens a conversation or sends the next delta
     AUDIO = auto()  # since the last audio, or since the last turn
     CLAIM = auto()  # while a granted slot is kept for a turn
@@ -32,7 +33,7 @@ EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
     TimeLimit.SETTINGS: Close(CloseReason.TIMEOUT, "no session settings in time"),
     TimeLimit.AUDIO: Close(CloseReason.TIMEOUT, "no audio for too long"),
-    TimeLimit.WHOLE_SESSION: Close(CloseReason.TIMEOUT, "session time limit"),
+    TimeLimit.WHOLE_SESSION: SESSION_OVER,
 }
 
 
