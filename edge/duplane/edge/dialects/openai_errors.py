@@ -11,7 +11,14 @@ _CLIENT = "invalid_request_error"
 _SERVER = "server_error"
 
 SERVER_ERROR = (_SERVER, "server_error")
+SERVER_SHUTDOWN = (_SERVER, "server_shutdown")
 CONTEXT_FULL = (_SERVER, "context_full")
+# Of dialect E:
+CONTEXT_TOO_LONG = (_CLIENT, "context_length_exceeded")
+SESSION_EXPIRED = (_CLIENT, "session_expired")
+RESPONSE_ACTIVE = (_CLIENT, "conversation_already_has_active_response")
+RESPONSE_NOT_ACTIVE = (_CLIENT, "response_cancel_not_active")
+UNKNOWN_ITEM = (_CLIENT, "item_retrieve_invalid_item_id")
 
 ERRORS: Mapping[ErrorCode, tuple[str, str]] = {
     ErrorCode.NOT_READY: (_CLIENT, "not_ready"),
@@ -28,6 +35,12 @@ ERRORS: Mapping[ErrorCode, tuple[str, str]] = {
 
 # A message about a field begins with the path of the field.
 _PATH = re.compile(r"([\w.\[\]]+)(?:: | base64 )")
+
+
+def named_error(error: tuple[str, str], message: str) -> dict[str, object]:
+    """Return `type`, `code` and `message` of one of the errors above."""
+    kind, code = error
+    return {"type": kind, "code": code, "message": message}
 
 
 def error_fields(code: ErrorCode, message: str) -> dict[str, object]:
