@@ -33,6 +33,7 @@ FORBIDDEN = {
     "duplane.edge": ("duplane.scheduler", "duplane.worker", "duplane.tools", "torch"),
     "duplane.edge.payload": (*_IO, "duplane.edge.dialects", "duplane.edge.session"),
     "duplane.edge.dialects": (*_IO, "duplane.edge.session", "duplane.edge.transport"),
+    "duplane.edge.speech": (*_IO, "duplane.edge.dialects", "duplane.edge.session"),
     "duplane.scheduler": ("duplane.edge", "duplane.worker", "duplane.tools", "torch"),
     "duplane.scheduler.policy": (*_IO, "duplane.scheduler.rpc", "duplane.scheduler.state"),
     "duplane.worker": ("duplane.edge", "duplane.scheduler", "duplane.tools"),

@@ -84,7 +84,7 @@ def foreign(files: list[Path]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (("proto", "edge", "scheduler"), ("", "jwt")),
+        (("proto", "edge", "scheduler"), ("", "jwt", "vad")),
         (("worker", "tools"), ("", "worker", "dev")),
         (("tests",), ("", "worker", "dev")),
     ],

@@ -33,6 +33,7 @@ from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
+from duplane.edge.speech.scorers import open_scorers
 from duplane.edge.transport.client_address import ClientAddress, join_headers
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
@@ -98,6 +99,7 @@ class SessionRegistry:
         self.continuity = NO_CONTINUITY
         if settings.continuity == "worker":
             self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
+        self.scorers = open_scorers(settings.vad_model)
         telemetry.observe(self.metrics.registry)
 
     @property

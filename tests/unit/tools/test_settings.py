@@ -272,6 +272,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "playback_delay_ms": 5,
         "metrics_listen": "127.0.0.1:9000",
         "continuity": "worker",
+        "vad_model": file,
         "log_addresses": "short",
         "log_level": "DEBUG",
         "log_format": "json",
