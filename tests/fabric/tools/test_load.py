@@ -18,6 +18,7 @@ from support.edge.live_edge import live_edge
 from support.edge.scripted_fabric import listened
 from support.fabric.processes import alive
 from support.paths import ROOT
+from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 
@@ -99,6 +100,35 @@ async def test_units_that_are_lost_are_counted_once(dialect: str) -> None:
     assert any("scripted" in reason or "lost" in reason for reason in row.failures), row
     assert list(row.processes) == ["server"]
     assert row.slots_left is None
+
+
+def speaks(unit: session_pb2.Unit) -> list[Any]:
+    """Speak in each unit."""
+    (response,) = listened(unit)
+    response.delta.speech.audio = pcm(24_000)
+    return [response]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", ["L"])
+async def test_units_of_protocols_of_openai_are_answered_once(dialect: str) -> None:
+    async with live_edge() as edge:
+        edge.fabric.on_unit = speaks
+        options = FabricBench(
+            url=f"ws://{edge.edge.address}",
+            dialects=(dialect,),
+            sessions=(1,),
+            seconds=3.0,
+            warm_up_s=0.0,
+            session_s=2.0,
+        )
+        (row,) = await bench_fabric(options)
+    counts = row.counts
+    assert not row.failures
+    assert counts.sent + counts.unsent == 3
+    assert counts.answered == counts.sent > 1
+    assert not counts.broken_sessions + counts.unanswered + counts.doubled
+    assert not row.is_worker_time_known
 
 
 def names(value: object) -> set[str]:

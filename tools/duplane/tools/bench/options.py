@@ -48,8 +48,9 @@ class FabricBench:
     """Numbers of concurrent sessions, separated by commas; each gives one row. A session sends one
     second of sound per second."""
     dialects: Annotated[Names, Parameter("--dialect")] = ()
-    """Protocols, separated by commas; each gives rows of its own. A, B and C run over WebSocket;
-    `grpc` needs no edge. (D is a chat and has no units.) Default: B, or the protocol of the URL."""
+    """Protocols, separated by commas; each gives rows of its own. A, B, C and L run over
+    WebSocket; `grpc` needs no edge. (D is a chat and has no units.) Default: B, or the protocol of
+    the URL."""
     phases: Phases = "spread"
     """When sessions send: `spread` evenly over each second, or all at the same time (`step`)."""
     seconds: Annotated[float, Ge(1)] = 10.0

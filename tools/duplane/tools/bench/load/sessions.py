@@ -1,4 +1,4 @@
-"""Sessions of clients: over WebSocket in dialect A, B or C, or over gRPC without an edge."""
+"""Sessions of clients: over WebSocket in a public dialect, or over gRPC without an edge."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class WebSocketSession:
         self._dialect = dialect
         self._name = name
         self._is_closing = False
+        self._message = b""  # of each unit; empty if it is not known, or differs
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -101,7 +102,9 @@ class WebSocketSession:
             yield cls(connection, dialect, plan.dialect)
 
     async def send(self, number: int) -> None:
-        message = orjson.dumps(self._dialect.unit(number, _SOUND_BASE64, []))
+        message = self._message or orjson.dumps(self._dialect.unit(number, _SOUND_BASE64, []))
+        if self._name == "L":
+            self._message = message  # so that the generator resamples no other unit
         try:
             await self._connection.send(message, text=True)
         except ConnectionClosed as error:
