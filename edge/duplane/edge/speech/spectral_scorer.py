@@ -115,18 +115,17 @@ class SpectralScorer:
         is_speech = number - self._last_changed < _CHANGED_COUNT and self._last_changed >= 0
         self._follow_noise(level_db, is_voice=is_speech and probability >= _VOICED)
         self._loud_count = self._loud_count + 1 if is_audible and above_db >= _LOUD_DB else 0
+        since = number - self._last_voiced
+        is_open = since <= _MAX_GAP and number - self._begin < _MAX_LOOKBACK
         if not is_speech:
-            is_voice = number - self._last_voiced <= _MAX_GAP
-            is_open = is_voice and number - self._begin < _MAX_LOOKBACK
             return Score(0.0, 0, _SIZE, is_open)
         begin = max(self._begin - number, -_MAX_LOOKBACK) * _SIZE
-        since = number - self._last_voiced
         if since == 0:
             usual = sorted(self._recent)[-_VOICED_COUNT:][0]
             self._probability = max(usual, probability) if self._probability else usual
         elif since > _EDGE_COUNT or self._loud_count < since:
-            return Score(0.0, begin, _SIZE)
-        return Score(self._probability, begin, _SIZE)
+            return Score(0.0, begin, _SIZE, is_open)
+        return Score(self._probability, begin, _SIZE, is_open)
 
     def _add_voiced(self, number: int, bands_db: NDArray[np.float64]) -> None:
         """Add a window to the voice, or begin a voice with it."""
