@@ -41,6 +41,7 @@ from duplane.edge.settings import Limits
 from duplane.edge.transport.websocket import OPENAI_SUBPROTOCOLS, SUBPROTOCOLS
 from duplane.fabric.bounds import CHAT_CONFIG, DUPLEX_CONFIG
 from duplane.tools.servers import edge
+from pages.decisions import decision_section
 from pages.events import Event, events, is_part
 from pages.moves import move_section
 from pages.protocol_examples import CLIENT, client_event, server_events, shortened
@@ -71,7 +72,7 @@ _NOW = Moment(0.0, 0)
 def protocol_page() -> str:
     """Return the page."""
     lines = [HEAD, *_phases(), *_places(), *_dialects(), *_settings(), *_codes(), *_limits()]
-    return "\n".join([*lines, *move_section()])
+    return "\n".join([*lines, *decision_section(DIALECTS), *move_section()])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

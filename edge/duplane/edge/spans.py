@@ -40,6 +40,7 @@ class _Unit:
     outcome: str = spans.UNANSWERED
     is_kept: bool = False  # exported even if it is not sampled
     dropped_count: int = 0  # units that were dropped before it
+    decision: dict[str, AttributeValue] | None = None  # why the model listened or spoke
     # The worker's stage times, if the worker did not export its own span.
     stage_times: session_pb2.StageTimes | None = None
 
@@ -280,6 +281,7 @@ class SessionSpans:
             unit.outcome = "speech" if answer.HasField("speech") else "listen"
             unit.is_kept = spans.is_sampled(answer.trace)
             unit.dropped_count = answer.dropped_unit_count
+            unit.decision = spans.decision_attributes(answer)
             if not (self._is_sampled or unit.is_kept):
                 # A copy: the message itself would keep its audio in memory until the events are
                 # written.
@@ -307,6 +309,8 @@ class SessionSpans:
                 attributes.update(move.attributes)
         if unit.dropped_count:
             attributes[spans.UNIT_DROPPED_COUNT] = unit.dropped_count
+        if unit.decision:
+            attributes.update(unit.decision)
         if unit.stage_times is not None:
             attributes.update(_stage_times(unit.stage_times))
         self._telemetry.record(

@@ -14,7 +14,9 @@ from support.speech import assert_sounds_equal
 from torch import Tensor
 
 from duplane.tools.golden_replay.audio import read_audio, read_clip
+from duplane.worker.models.minicpm_o.duplex.sampling import Choice, Decision, DuplexSampling
 from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
+from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -177,6 +179,43 @@ def test_a_forced_listen_says_whether_it_interrupted_a_turn(model: DuplexModel) 
         interruptions.append(output.interrupted_turn)
         is_turn_open = not output.is_listen and not output.end_of_turn
     assert any(interruptions)
+
+
+def test_listening_amid_a_turn_interrupts_it(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = Tokens.load(GOLDEN / "checkpoint")
+    script = iter((tokens.speak, 5, tokens.chunk_eos, tokens.turn_eos, tokens.listen))
+
+    def choose(*_: object) -> list[Choice]:
+        token = next(script)
+        is_end = token == tokens.chunk_eos
+        return [Choice(token, Decision.CHUNK_END if is_end else Decision.CHOICE, 0.25)]
+
+    monkeypatch.setattr(DuplexSampling, "choose", choose)
+    model.open(0, replace(GREEDY, generate_audio=False))
+    (speech,) = outputs(model, [Unit(0, unit_at(3))])
+    (listen,) = outputs(model, [Unit(0, unit_at(4))])
+    assert not speech.is_listen
+    assert not speech.interrupted_turn
+    assert listen.is_listen
+    assert listen.interrupted_turn
+    assert not listen.is_forced
+    assert listen.change is not None
+    assert not listen.change.interrupted_turn, "a rebuild would feed the end of the turn twice"
+    assert next(script, None) is None
+
+
+def test_each_drawn_unit_says_how_likely_listening_was(model: DuplexModel) -> None:
+    sampled = play(model, {0: SCRIPTS[1]})[0]
+    assert [output.is_forced for output in sampled] == [True] + [False] * 5
+    assert sampled[0].listen_probability is None
+    likely = [output.listen_probability for output in sampled[1:]]
+    assert all(each is not None and 0 <= each <= 1 for each in likely)
+    assert len(set(likely)) > 1
+    greedy = play(model, {0: SCRIPTS[0]})[0]
+    assert [output.listen_probability for output in greedy] == [None] * 8
+    assert [output.is_forced for output in greedy] == [number == 4 for number in range(8)]
 
 
 def test_a_seeded_conversation_can_be_repeated_and_others_cannot(model: DuplexModel) -> None:

@@ -118,6 +118,21 @@ def test_line_without_spans_is_refused_by_its_number(tmp_path: Path, line: bytes
         list(read_lines(file))
 
 
+def test_waterfall_tells_why_the_model_listened() -> None:
+    why: dict[str, Any] = {
+        "session__id": "s1",
+        "duplane__unit__sequence": 7,
+        "duplane__unit__outcome": "listen",
+        "duplane__unit__is_interruption": True,
+        "duplane__unit__listen_probability": 0.8125,
+    }
+    shown = report(collected([span(spans.EDGE_UNIT, 1, {"read": 5}, **why)]), Choice(unit=7))
+    assert "listen, 5.0 ms, amid its turn, listen probability 0.8125" in shown
+    why |= {"duplane__unit__is_forced": True}
+    shown = report(collected([span(spans.EDGE_UNIT, 1, {"read": 5}, **why)]), Choice(unit=7))
+    assert "listen, 5.0 ms, had to listen, amid its turn" in shown
+
+
 def test_waterfall_covers_the_whole_unit_in_order() -> None:
     (one,) = collected(unit(7, 20)).chosen()
     stages = one.stages()

@@ -11,7 +11,6 @@ from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import (
-    NOTHING_DROPPED,
     Append,
     Configure,
     Dropped,
@@ -29,7 +28,8 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics, interruption
+from duplane.edge.dialects.unit_metrics import listen_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored, invalid
 from duplane.edge.payload.media import decode_audio, read_voice
 from duplane.edge.payload.model_settings import read_duplex_config
@@ -148,12 +148,13 @@ class DialectA(DuplexDialect):
             "type": "response.listen",
             "kv_cache_length": delta.context_token_count,
         }
-        if dropped != NOTHING_DROPPED:
-            event["metrics"] = drop_metrics(dropped)
+        if measured := drop_metrics(dropped) | listen_metrics(delta):
+            event["metrics"] = measured
         audio = self._speech_audio(delta)
         if delta.WhichOneof("outcome") != "speech":
-            if delta.end_of_turn:  # this unit interrupted the model's turn
+            if delta.end_of_turn:
                 event["end_of_turn"] = True
+            event |= interruption(delta)
             return [orjson.dumps(event)]
         event["type"] = "response.output_audio.delta"
         event["text"] = delta.speech.text

@@ -41,7 +41,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.duplex import DuplexDialect, interruption
 from duplane.edge.dialects.unit_metrics import Usage, metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -184,7 +184,8 @@ class DialectB(DuplexDialect):
             events.append(with_audio({**event, "kind": "audio", **counts}, audio))
             counts = {}
         if delta.end_of_turn or not is_speech:
-            events.append(orjson.dumps({**event, "kind": "listen", **counts}))
+            listen = {"kind": "listen", **interruption(delta)}
+            events.append(orjson.dumps({**event, **listen, **counts}))
         if delta.end_of_turn:
             self._turn_id = None
         return events

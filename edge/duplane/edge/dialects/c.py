@@ -32,8 +32,8 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_optional_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
-from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, stage_metrics
+from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics, interruption
+from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, listen_metrics, stage_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
 from duplane.edge.payload.model_settings import read_duplex_config
@@ -222,6 +222,8 @@ class DialectC(DuplexDialect):
             "kv_cache_length": delta.context_token_count,
             "vision_slices": counts.input_video_token_count // FRAME_SLICE_TOKENS,
             "vision_tokens": counts.input_video_token_count,
+            **listen_metrics(delta),
+            **interruption(delta),
         }
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)

@@ -121,6 +121,16 @@ class DuplexDialect(Dialect):
         return [self.error(code, message, now, input_id)]
 
 
+def interruption(delta: session_pb2.Delta) -> dict[str, object]:
+    """Return the field that tells that the model has stopped amid its turn, if it has.
+
+    The client then drops the speech that it has not played yet.
+    """
+    # Workers of release 0.1 report it in the state of the unit.
+    is_interrupted = delta.interrupted_turn or delta.state_change.interrupted_turn
+    return {"interrupted": True} if is_interrupted else {}
+
+
 def drop_metrics(dropped: Dropped) -> dict[str, object]:
     """Return the counts of dropped units and pictures, under their public names, without zeros."""
     counts = {"dropped_units": dropped.unit_count, "dropped_frames": dropped.frame_count}

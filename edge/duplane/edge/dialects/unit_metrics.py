@@ -32,6 +32,13 @@ def _ms(duration: Duration) -> float:
     return duration.seconds * 1e3 + duration.nanos / 1e6
 
 
+def listen_metrics(delta: session_pb2.Delta) -> dict[str, object]:
+    """Return the probability of listening under its public name; nothing if it is not known."""
+    if not delta.HasField("listen_probability"):
+        return {}
+    return {"listen_probability": round(delta.listen_probability, 6)}
+
+
 def metrics(delta: session_pb2.Delta, dropped: Dropped) -> dict[str, object]:
     """Return the `metrics` of a unit; times in milliseconds, 0 for a stage that did not run."""
     times, counts = delta.stage_times, delta.token_counts
@@ -42,6 +49,7 @@ def metrics(delta: session_pb2.Delta, dropped: Dropped) -> dict[str, object]:
         "n_tokens": counts.output_text_token_count,
         "n_tts_tokens": counts.output_audio_token_count,
         "dropped_units": dropped.unit_count,
+        **listen_metrics(delta),
     }
     if dropped.frame_count:
         values["dropped_frames"] = dropped.frame_count

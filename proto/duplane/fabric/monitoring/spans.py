@@ -35,6 +35,7 @@ from prometheus_client import CollectorRegistry
 
 from duplane.fabric.monitoring.otlp import check_exporter, is_export_configured, resource
 from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans
+from duplane.fabric.v1.session_pb2 import Delta
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 EDGE_SESSION = "edge.session"
@@ -87,6 +88,10 @@ SLOT = "duplane.slot"
 UNIT_SEQUENCE = "duplane.unit.sequence"
 UNIT_OUTCOME = "duplane.unit.outcome"
 UNIT_IS_LATE = "duplane.unit.is_late"
+UNIT_IS_FORCED = "duplane.unit.is_forced"  # the unit had to listen
+UNIT_IS_INTERRUPTION = "duplane.unit.is_interruption"  # the model listened amid its turn
+# How likely the first draw of the unit was to listen; absent if nothing was drawn.
+UNIT_LISTEN_PROBABILITY = "duplane.unit.listen_probability"
 UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 MOVE_CAUSE = "duplane.move.cause"
@@ -241,6 +246,18 @@ class Telemetry:
         """Export the remaining spans, within the exporter's time limit."""
         if self._provider:
             self._provider.shutdown()
+
+
+def decision_attributes(delta: Delta) -> dict[str, AttributeValue]:
+    """Return what tells why the model listened or spoke in a unit."""
+    attributes: dict[str, AttributeValue] = {}
+    if delta.listen.is_forced:
+        attributes[UNIT_IS_FORCED] = True
+    if delta.interrupted_turn:
+        attributes[UNIT_IS_INTERRUPTION] = True
+    if delta.HasField("listen_probability"):
+        attributes[UNIT_LISTEN_PROBABILITY] = round(delta.listen_probability, 6)
+    return attributes
 
 
 def span_context(ids: SpanIds) -> SpanContext:

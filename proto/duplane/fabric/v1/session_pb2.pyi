@@ -344,8 +344,10 @@ class Delta(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., rebuild_state: _Optional[bytes] = ..., interrupted_turn: _Optional[bool] = ..., listen_probability: _Optional[float] = ...) -> None: ...
 
 class Listen(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("is_forced",)
+    IS_FORCED_FIELD_NUMBER: _ClassVar[int]
+    is_forced: bool
+    def __init__(self, is_forced: _Optional[bool] = ...) -> None: ...
 
 class Speech(_message.Message):
     __slots__ = ("text", "audio", "sample_count")

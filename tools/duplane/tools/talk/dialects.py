@@ -33,6 +33,7 @@ class UnitReply:
     audio: str = ""
     context: int = 0
     end_of_turn: bool = False
+    listen_probability: float | None = None
 
 
 class TalkDialect(Protocol):
@@ -106,6 +107,7 @@ class DialectA(_Realtime):
             audio=event.get("audio") or "",
             context=event.get("kv_cache_length", 0),
             end_of_turn=event.get("end_of_turn", False),
+            listen_probability=event.get("metrics", {}).get("listen_probability"),
         )
 
 
@@ -151,6 +153,7 @@ class DialectB(_Realtime):
             audio=event.get("audio") or "",
             context=event.get("metrics", {}).get("kv_cache_length", 0),
             end_of_turn=closes_turn,
+            listen_probability=event.get("metrics", {}).get("listen_probability"),
         )
 
     def _unit_of(self, event: Message, *, closes_turn: bool) -> int:
@@ -207,6 +210,7 @@ class DialectC:
             audio=event["audio_data"] or "",
             context=event["kv_cache_length"],
             end_of_turn=event["end_of_turn"],
+            listen_probability=event.get("listen_probability"),
         )
 
 

@@ -56,6 +56,7 @@ class UnitRow:
     audio_s: float = 0.0
     context: int = 0
     end_of_turn: bool = False
+    listen_probability: float | None = None
 
 
 @dataclass
@@ -95,6 +96,7 @@ class _Conversation:
             latency_ms=before.latency_ms,
             context=reply.context or before.context,
             end_of_turn=reply.end_of_turn,
+            listen_probability=reply.listen_probability,
         )
         if not self.unanswered:
             self.all_answered.set()
@@ -111,6 +113,8 @@ class _Conversation:
             sys.stdout.write(orjson.dumps(asdict(row)).decode() + "\n")
         else:
             end = "  end of turn" if row.end_of_turn else ""
+            if row.listen_probability is not None:
+                end = f"  listen probability {row.listen_probability:.2g}{end}"
             sys.stdout.write(
                 f"{row.unit:4d}  {row.decision:6s}  {row.audio_s:6.2f} s  {row.latency_ms:7.1f} ms"
                 f"  context {row.context:5d}  {row.text!r}{end}\n"

@@ -91,6 +91,18 @@ class Unit:
         return str(self._attribute(spans.UNIT_OUTCOME, ""))
 
     @property
+    def decision(self) -> str:
+        """Why the model listened or spoke, for people; empty if the spans do not tell it."""
+        facts: list[str] = []
+        if self._attribute(spans.UNIT_IS_FORCED, False):
+            facts.append("had to listen")
+        if self._attribute(spans.UNIT_IS_INTERRUPTION, False):
+            facts.append("amid its turn")
+        if (probability := self._attribute(spans.UNIT_LISTEN_PROBABILITY, None)) is not None:
+            facts.append(f"listen probability {probability:.4g}")
+        return ", ".join(facts)
+
+    @property
     def error(self) -> str:
         """The reason of a failure."""
         return str(self._attribute(spans.ERROR_TYPE, ""))

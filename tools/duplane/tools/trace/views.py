@@ -82,6 +82,7 @@ def waterfall(unit: Unit, usual: Usual, settle_ms: float = 0.0) -> str:
     facts = [
         f"unit {_number(unit)} of {unit.session_id or 'an unnamed session'}",
         f"{unit.outcome}, {unit.lasted_ms:.1f} ms",
+        *filter(None, (unit.decision,)),
     ]
     if unit.batch_size:
         facts.append(f"in a batch of {unit.batch_size}")

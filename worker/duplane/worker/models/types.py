@@ -237,8 +237,12 @@ class UnitOutput(Output):
     - `token_ids` include the unit's terminator and the unit end.
     - `stage_s`: the entry `settle` is the time that it took to settle the conversation's previous
       unit.
-    - `end_of_turn`: the model has finished its turn. `interrupted_turn`: a forced listen has ended
-      it.
+    - `end_of_turn`: the model has finished its turn. `interrupted_turn`: the model has listened
+      before the speech of its turn was complete, mostly because the unit had to listen.
+    - `is_forced`: the unit had to listen, so the model did not decide.
+    - `listen_probability`: the probability, with all options of the conversation, that the first
+      draw of the unit chooses to listen. None if nothing was drawn. In an open turn such a draw
+      continues the turn.
     - `text_token_count`: the number of ids from which `text` is decoded, including special ids.
     - `input_*_count`: the numbers of input rows: embeddings of audio and of frames, and marks.
     - `state`: what the family needs, beside the unit and `token_ids`, to rebuild the conversation.
@@ -253,6 +257,8 @@ class UnitOutput(Output):
     input_video_count: int = 0
     input_mark_count: int = 0
     interrupted_turn: bool = False
+    is_forced: bool = False
+    listen_probability: float | None = None
     state: bytes = b""
     change: StateChange | None = None
 

@@ -58,10 +58,12 @@ class UnitReporter:
             ),
             stage_times=stage_times(stages_s),
             token_ids=output.token_ids,
+            listen_probability=output.listen_probability,
             rebuild_state=output.state,
             state_change=_state_change(output.change),
         )
         if output.is_listen:
+            delta.listen.is_forced = output.is_forced
             delta.listen.SetInParent()
         else:
             delta.speech.text = output.text

@@ -116,6 +116,7 @@ class UnitSpans:
             spans.UNIT_OUTCOME: delta.WhichOneof("outcome") or "",
             spans.BATCH_SIZE: record.batch.size if record.batch else 1,
             spans.CONTEXT_TOKEN_COUNT: delta.context_token_count,
+            **spans.decision_attributes(delta),
             **stage_attributes(_durations(stages, now_s)),
         }
         if is_late:

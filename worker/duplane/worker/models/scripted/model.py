@@ -108,6 +108,7 @@ def answer_loud(
         text="" if is_listen else text,
         audio=_NO_AUDIO if is_listen else speech,
         end_of_turn=False,
+        is_forced=unit.force_listen,
         context_length=context_length,
         token_ids=(1,) if is_listen else (2, 3),
         text_token_count=0 if is_listen else 2,

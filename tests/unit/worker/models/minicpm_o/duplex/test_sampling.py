@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ class Sampling:
             replace(self._slots[slot], uniforms=source)
             for slot, source in zip(slots, uniforms, strict=True)
         ]
-        return self.all.choose(chosen, logits)
+        return [choice[:2] for choice in self.all.choose(chosen, logits)]
 
 
 def logits(**named: float) -> Tensor:
@@ -130,6 +131,83 @@ def test_draws_are_used_up_as_documented() -> None:
     greedy, untouched = Sampling(PLAIN), Listed(0.5)
     choose(greedy, logits(id_5=50.0), [untouched])
     assert untouched.numbers == [0.5]
+
+
+DRAWN = replace(PLAIN, decode_mode=DecodeMode.SAMPLING, temperature=1.0, top_k=0, top_p=1.0)
+GRID = 20
+
+
+def listening(
+    options: ConversationOptions, values: Tensor, *uniforms: float, begins_unit: bool = True
+) -> float | None:
+    """Return the reported probability of listening of one choice."""
+    made = DuplexSampling(TOKENS, VOCABULARY, 1, torch.device("cpu"))
+    slot = replace(made.open(0, options, SeededUniforms(0)), uniforms=Listed(*uniforms))
+    (choice,) = made.choose([slot], values, [begins_unit])
+    return choice.listen_probability
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        DRAWN,
+        replace(DRAWN, temperature=0.5),
+        replace(DRAWN, temperature=2.0, top_k=3),
+        replace(DRAWN, top_k=1),
+        replace(DRAWN, top_p=0.5),
+        replace(DRAWN, listen_top_k=2),
+        replace(DRAWN, listen_prob_scale=3.0),
+        replace(DRAWN, length_penalty=3.0),
+        replace(DRAWN, temperature=0.0),
+    ],
+    ids=lambda options: (
+        f"{options.temperature}-{options.top_k}-{options.top_p}"
+        f"-{options.listen_top_k}-{options.listen_prob_scale}-{options.length_penalty}"
+    ),
+)
+def test_the_reported_probability_is_the_share_of_draws_that_listen(
+    options: ConversationOptions,
+) -> None:
+    values = torch.full((1, VOCABULARY), -9.0)
+    for token, value in (("listen", 2.0), ("speak", 1.5), ("chunk_eos", 1.0), ("eos", 0.5)):
+        values[0, getattr(TOKENS, token)] = value
+    values[0, TOKENS.turn_eos] = 1.8
+    steps = [(step + 0.5) / GRID for step in range(GRID)]
+    pairs = [(first, second) for first in steps for second in steps]
+    made = Sampling(*[options] * len(pairs))
+    slots = range(len(pairs))
+    chosen = choose(
+        made, values.expand(len(pairs), -1), [Listed(*pair) for pair in pairs], tuple(slots)
+    )
+    share = sum(token == TOKENS.listen for token, _ in chosen) / len(pairs)
+    assert listening(options, values, 0.5, 0.5) == pytest.approx(share, abs=2 / GRID)
+    assert 0 <= (listening(options, values, 0.99, 0.01) or 0) <= 1
+
+
+def test_penalties_lower_the_probability_of_listening() -> None:
+    made = DuplexSampling(TOKENS, VOCABULARY, 1, torch.device("cpu"))
+    options = replace(DRAWN, text_repetition_penalty=4.0)
+    slot = made.open(0, options, SeededUniforms(0))
+    values = logits(listen=12.0)
+    first, second = (made.choose([slot], values, [True])[0] for _ in range(2))
+    assert first.token == TOKENS.listen
+    assert first.listen_probability is not None
+    assert second.listen_probability is not None
+    assert first.listen_probability > 0.9 > 0.1 > second.listen_probability
+
+
+def test_only_the_draw_that_begins_a_unit_reports_the_probability_of_listening() -> None:
+    values = logits(listen=2.0)
+    assert listening(DRAWN, values, 0.5, 0.5) is not None
+    assert listening(DRAWN, values, 0.5, 0.5, begins_unit=False) is None
+    assert listening(PLAIN, values) is None, "a greedy choice is not drawn"
+    made = DuplexSampling(TOKENS, VOCABULARY, 3, torch.device("cpu"))
+    slots = [
+        made.open(number, options, SeededUniforms(number))
+        for number, options in enumerate((PLAIN, DRAWN, DRAWN))
+    ]
+    choices = made.choose(slots, values.expand(3, -1), [True, True, False])
+    assert [choice.listen_probability is None for choice in choices] == [True, False, True]
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:

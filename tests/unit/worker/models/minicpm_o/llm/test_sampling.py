@@ -70,7 +70,7 @@ def test_drawing_among_the_candidates_draws_what_all_ids_would(
     if bool(((cumulative - uniform).abs() < 1e-6).any()):
         return  # the number is close to the boundary between two ids, so either id is right
     assert torch.equal(
-        choose_ids(scores, [DrawSettings(False, 0.7, top_k, top_p)], [uniform]), expected
+        choose_ids(scores, [DrawSettings(False, 0.7, top_k, top_p)], [uniform]).choice, expected
     )
 
 
@@ -79,5 +79,7 @@ def test_one_id_is_drawn_exactly_when_draw_draws_it(seed: int, uniform: float) -
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(seed)) * 2
     drawn = int(draw(logits.softmax(-1), torch.tensor([uniform], dtype=torch.float64)))
     drawing = [DrawSettings(False, 1.0, 0, 2.0)]
-    found = [token for token in range(12) if bool(chooses_id(token, logits, drawing, [uniform]))]
+    found = [
+        token for token in range(12) if bool(chooses_id(token, logits, drawing, [uniform]).choice)
+    ]
     assert found == [drawn]

@@ -116,12 +116,15 @@ class RunningUnit:
 
     If a stage fails, `failure` is set; a fatal failure ends the conversation.
 
+    - `is_interrupting`: a forced listen ends the turn that is open before the unit.
+    - `is_amid_turn`: a turn was open before the unit.
     - `start`: the length of the context before the unit.
     - `first_draw`: how many uniform numbers the conversation has used before the unit.
     - `images`: the decoded frames of the unit.
     - `fed_images`: how many images were fed ahead of the rest of the input.
     - `frame_embeds`, `audio_embeds`: the embeddings of each frame, and of the audio.
     - `chosen_id`: the last choice of the model. `next_id`: the id to feed.
+    - `listen_probability`: how likely the first choice was to listen; None if it was not drawn.
     - `chosen_ids`: the choices that the repetition penalty counts.
     - `hidden`: the state of the LLM for each id of the text.
     - `speech_tokens`: the tokens that the talker has drawn.
@@ -134,6 +137,7 @@ class RunningUnit:
     conversation: Conversation
     state: UnitState
     is_interrupting: bool
+    is_amid_turn: bool = False
     failure: UnitFailure | None = None
     start: int = 0
     first_draw: int = 0
@@ -143,6 +147,7 @@ class RunningUnit:
     frame_embeds: list[Tensor] = field(default_factory=list[Tensor])
     audio_embeds: Tensor | None = None
     chosen_id: int | None = None
+    listen_probability: float | None = None
     next_id: int | None = None
     chosen_ids: list[int] = field(default_factory=list[int])
     hidden: list[Tensor] = field(default_factory=list[Tensor])

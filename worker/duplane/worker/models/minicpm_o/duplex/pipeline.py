@@ -61,7 +61,9 @@ class Pipeline:
             raise ValueError(f"slot {unit.slot} is {conversation.status.value}")
         state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
         is_interrupting = unit.force_listen and turn.is_open
-        return RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
+        return RunningUnit(
+            unit.slot, unit, conversation, state, is_interrupting, is_amid_turn=turn.is_open
+        )
 
     def run(self, units: Sequence[RunningUnit]) -> Iterator[UnitOutput | UnitFailure]:
         """Run units with ascending slots. Yield the output or failure of each when it is done."""
@@ -204,9 +206,14 @@ class Pipeline:
             rows = {unit.slot: row for row, unit in enumerate(units)}
             logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]
         samplings = [unit.conversation.sampling for unit in choosing]
-        decisions = self._sampling.choose(samplings, logits)
-        for row, (unit, (token, decision)) in enumerate(zip(choosing, decisions, strict=True)):
+        begins_unit = [unit.state.is_begin for unit in choosing]
+        choices = self._sampling.choose(samplings, logits, begins_unit)
+        for row, (unit, (token, decision, probability)) in enumerate(
+            zip(choosing, choices, strict=True)
+        ):
             unit.chosen_id = token
+            if unit.state.is_begin:
+                unit.listen_probability = probability
             if decision is Decision.CHOICE:
                 unit.chosen_ids.append(token)
             if decision is Decision.NOT_FINITE:
@@ -254,7 +261,9 @@ class Pipeline:
             input_video_count=unit.rows.video,
             input_mark_count=unit.rows.marks,
             stage_s={**stage_s, "settle": unit.conversation.settle_s},
-            interrupted_turn=unit.is_interrupting,
+            interrupted_turn=unit.is_amid_turn and state.is_listen,
+            is_forced=state.is_forced,
+            listen_probability=unit.listen_probability,
             state=rebuild_state.encode(change),
             change=change,
         )

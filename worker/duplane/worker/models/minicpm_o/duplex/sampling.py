@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,18 @@ class Decision(IntEnum):
     LISTEN_RANK = 1
     CHOICE = 2
     NOT_FINITE = 3
+
+
+class Choice(NamedTuple):
+    """An id that was chosen for one conversation, and why.
+
+    `listen_probability` is the probability, before the draws, that they choose `<|listen|>`. It is
+    None unless the conversation's probability was asked for and the id was drawn.
+    """
+
+    token: int
+    decision: Decision
+    listen_probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,9 +104,14 @@ class DuplexSampling:
         return self._penalised.is_clean(slot)
 
     def choose(
-        self, conversations: Sequence[SlotSampling], logits: Tensor
-    ) -> list[tuple[int, Decision]]:
+        self,
+        conversations: Sequence[SlotSampling],
+        logits: Tensor,
+        begins_unit: Sequence[bool] = (),
+    ) -> list[Choice]:
         """Choose one id for each conversation from raw logits, float32 `[slots, vocabulary]`.
+
+        `begins_unit` tells for which conversations the probability of listening is reported.
 
         A first draw, from the raw logits at temperature 1, decides whether the text of the unit
         ends (`<|chunk_eos|>`). So penalties do not change the moment at which the model pauses. If
@@ -106,28 +124,42 @@ class DuplexSampling:
         ]
         chunk_eos = self._tokens.chunk_eos
         scores, is_listen_rank = self._scores(conversations, logits)
-        is_end = chooses_id(chunk_eos, logits, draws, [first for first, _ in ahead])
-        chosen = choose_ids(scores, draws, [second for _, second in ahead])
+        is_reported = [
+            begins and not row.is_greedy
+            for begins, row in zip(begins_unit or [False] * len(draws), draws, strict=True)
+        ]
+        is_watched = any(is_reported)  # only then the device computes probabilities
+        is_end, p_end = chooses_id(
+            chunk_eos, logits, draws, [first for first, _ in ahead], is_watched=is_watched
+        )
+        listen = self._tokens.listen if is_watched else None
+        chosen, p_listen = choose_ids(scores, draws, [second for _, second in ahead], listen)
         ids = torch.where(is_listen_rank, self._tokens.eos, chosen)
         ids = torch.where(is_end, chunk_eos, ids)
         reasons = torch.where(is_listen_rank, int(Decision.LISTEN_RANK), int(Decision.CHOICE))
         reasons = torch.where(is_end, int(Decision.CHUNK_END), reasons)
         reasons = torch.where(logits.sum(-1).isfinite(), reasons, int(Decision.NOT_FINITE))
-        decided = download(torch.stack((ids, reasons), dim=-1)).tolist()
-        decisions = [(token, Decision(reason)) for token, reason in decided]
+        columns = [ids, reasons]
+        if p_end is not None and p_listen is not None:
+            columns.append(((1 - p_end) * p_listen * ~is_listen_rank).clamp(0, 1))
+        decided = download(torch.stack([each.double() for each in columns], dim=-1)).tolist()
+        choices = [
+            Choice(int(token), Decision(int(reason)), *(listening if reported else ()))
+            for (token, reason, *listening), reported in zip(decided, is_reported, strict=True)
+        ]
         self._penalised.push(
             [
-                (each.slot, token, each.recent)
-                for each, (token, decision) in zip(conversations, decisions, strict=True)
-                if decision is Decision.CHOICE
+                (each.slot, choice.token, each.recent)
+                for each, choice in zip(conversations, choices, strict=True)
+                if choice.decision is Decision.CHOICE
             ]
         )
         # If `push` raises, no state on the host has changed. The code below does not raise. So
         # `choose` can be called again after an exception.
-        for each, (_, decision) in zip(conversations, decisions, strict=True):
+        for each, choice in zip(conversations, choices, strict=True):
             if not each.draws.is_greedy:
-                each.uniforms.advance(2 if decision is Decision.CHOICE else 1)
-        return decisions
+                each.uniforms.advance(2 if choice.decision is Decision.CHOICE else 1)
+        return choices
 
     def _scores(
         self, conversations: Sequence[SlotSampling], logits: Tensor

@@ -76,6 +76,11 @@ class UnitState:
         """Whether the model chooses the next id."""
         return not (self.is_over or self.is_forced) and self._step < self.turn.max_tokens - 1
 
+    @property
+    def is_begin(self) -> bool:
+        """Whether the next choice is the first one of the unit."""
+        return not self._step
+
     @classmethod
     def retraced(
         cls,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -89,13 +89,26 @@ class DrawSettings:
         return not self.is_greedy and self.temperature > 0
 
 
+class Chosen(NamedTuple):
+    """What each row has chosen, and the probability, float64, of one watched id before the choice.
+
+    `probability` is None if no id was watched. It is 1 or 0 in a row that takes the most likely id.
+    """
+
+    choice: Tensor
+    probability: Tensor | None
+
+
 def choose_ids(
-    scores: Tensor, settings: Sequence[DrawSettings], uniforms: Sequence[float]
-) -> Tensor:
-    """Choose one id per row of penalised scores, float32 `[rows, ids]`; returns [rows]."""
+    scores: Tensor,
+    settings: Sequence[DrawSettings],
+    uniforms: Sequence[float],
+    watched: int | None = None,
+) -> Chosen:
+    """Choose one id per row of penalised scores, float32 `[rows, ids]`."""
     likeliest = scores.argmax(-1)
     if not any(row.is_drawn for row in settings):
-        return likeliest
+        return Chosen(likeliest, None if watched is None else (likeliest == watched).double())
     count = scores.shape[-1]
     widest = max(min(row.top_k or count, count) for row in settings if row.is_drawn)
     numbers = upload(
@@ -113,15 +126,29 @@ def choose_ids(
         ids, order = ranked_ids.sort(-1)
         scores = ranked.gather(-1, order)
     filtered = filter_scores(scores, temperature, top_k, top_p, widest)
-    drawn = draw(filtered.softmax(-1), numbers[:, 0])
+    probabilities = filtered.softmax(-1)
+    drawn = draw(probabilities, numbers[:, 0])
+    is_drawn = numbers[:, 1] > 0
+    probability = None
+    if watched is not None:
+        if ids is None:
+            probability = probabilities[:, watched].double()
+        else:
+            probability = torch.where(ids == watched, probabilities, 0.0).sum(-1).double()
+        probability = torch.where(is_drawn, probability, (likeliest == watched).double())
     if ids is not None:
         drawn = ids.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-    return torch.where(numbers[:, 1] > 0, drawn, likeliest)
+    return Chosen(torch.where(is_drawn, drawn, likeliest), probability)
 
 
 def chooses_id(
-    token: int, logits: Tensor, settings: Sequence[DrawSettings], uniforms: Sequence[float]
-) -> Tensor:
+    token: int,
+    logits: Tensor,
+    settings: Sequence[DrawSettings],
+    uniforms: Sequence[float],
+    *,
+    is_watched: bool = False,
+) -> Chosen:
     """Return whether `token` is chosen from raw logits `[rows, ids]`: bool [rows].
 
     A greedy row chooses the most likely id. Any other row chooses the id that `draw` would choose
@@ -129,7 +156,7 @@ def chooses_id(
     """
     is_likeliest = logits.argmax(-1) == token
     if all(row.is_greedy for row in settings):
-        return is_likeliest
+        return Chosen(is_likeliest, is_likeliest.double() if is_watched else None)
     pairs = [(row.is_greedy, uniform) for row, uniform in zip(settings, uniforms, strict=True)]
     numbers = upload(pairs, logits.device, torch.float64)
     probabilities = logits.softmax(-1)
@@ -138,7 +165,11 @@ def chooses_id(
     total = stop + probabilities[:, token + 1 :].sum(-1, dtype=torch.float64)
     thresholds = numbers[:, 1] * total
     is_drawn = (before <= thresholds) & (thresholds < stop)
-    return torch.where(numbers[:, 0] > 0, is_likeliest, is_drawn)
+    is_greedy = numbers[:, 0] > 0
+    probability = None
+    if is_watched:
+        probability = torch.where(is_greedy, is_likeliest.double(), (stop - before) / total)
+    return Chosen(torch.where(is_greedy, is_likeliest, is_drawn), probability)
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
