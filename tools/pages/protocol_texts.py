@@ -82,6 +82,7 @@ ENDS: Mapping[CloseReason, str] = {
     CloseReason.SERVICE_UNAVAILABLE: (
         "no scheduler answers, no worker serves such sessions, or there are too many sessions"
     ),
+    CloseReason.MODEL_NOT_SERVED: "several models are served, but not the one asked for",
     CloseReason.QUEUE_FULL: "the queue is full",
     CloseReason.QUOTA: "a quota of the tenant is exhausted",
     CloseReason.WORKER_BUSY: (

@@ -18,7 +18,8 @@ class CloseReason(StrEnum):
     CONTEXT_FULL = "context_full"
     SHUTDOWN = "shutdown"  # the edge or the worker shuts down
     FAILED = "failed"  # the worker is lost or cannot continue
-    SERVICE_UNAVAILABLE = "service_unavailable"  # this reason and the next five refuse a session
+    SERVICE_UNAVAILABLE = "service_unavailable"  # this reason and the next six refuse a session
+    MODEL_NOT_SERVED = "model_not_served"  # several models are served, but not the one asked for
     QUEUE_FULL = "queue_full"
     QUOTA = "quota"  # a limit of the client's tenant is exhausted
     WORKER_BUSY = "worker_busy"
@@ -40,6 +41,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.SHUTDOWN: 1001,
     CloseReason.FAILED: 1011,
     CloseReason.SERVICE_UNAVAILABLE: 1013,
+    CloseReason.MODEL_NOT_SERVED: 1013,
     CloseReason.QUEUE_FULL: 1013,
     CloseReason.QUOTA: 1013,
     CloseReason.WORKER_BUSY: 1013,
@@ -57,6 +59,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
 # For these reasons the client gets an `error` event; for all others `session.closed` or no event.
 REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.SERVICE_UNAVAILABLE: ErrorCode.SERVICE_UNAVAILABLE,
+    CloseReason.MODEL_NOT_SERVED: ErrorCode.SERVICE_UNAVAILABLE,
     CloseReason.QUEUE_FULL: ErrorCode.QUEUE_FULL,
     CloseReason.QUOTA: ErrorCode.QUEUE_FULL,  # the published schema has no code of its own
     CloseReason.WORKER_BUSY: ErrorCode.WORKER_BUSY,
@@ -74,6 +77,7 @@ NOT_READ = frozenset({CloseReason.GONE, CloseReason.TOO_BIG, CloseReason.TOO_SLO
 QUOTING = frozenset(
     {
         CloseReason.SERVICE_UNAVAILABLE,
+        CloseReason.MODEL_NOT_SERVED,
         CloseReason.MODE_REFUSED,
         CloseReason.REQUEST_REFUSED,
         CloseReason.UNREADABLE,
@@ -88,11 +92,15 @@ LINGERING = frozenset({CloseReason.TIMEOUT, CloseReason.CONTEXT_FULL})
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The end of one session: the reason, a message for people, and the client's reason if any."""
+    """The end of one session: the reason, a message for people, and the client's reason if any.
+
+    `code` says what is wrong with the only request of a connection, if that ends the session.
+    """
 
     reason: CloseReason
     message: str = ""
     client_reason: str = ""
+    code: ErrorCode | None = None
 
     @property
     def text(self) -> str:

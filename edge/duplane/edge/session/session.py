@@ -175,7 +175,7 @@ class Session(ABC, Generic[D]):
             unserved = Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
             return self.end(unserved, now)
         if not self.is_running and error.reason == Reason.MODEL_NOT_SERVED:
-            return self.end(Close(CloseReason.SERVICE_UNAVAILABLE, error.message), now)
+            return self.end(Close(CloseReason.MODEL_NOT_SERVED, error.message), now)
         if not self.is_running:
             return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
         return self._call_failed(error, now)
