@@ -16,10 +16,10 @@ from duplane.edge.access import Level, Scope
 from duplane.edge.credentials.keys import new_key
 from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.http.http_route import HttpRoute
-from duplane.edge.routing import HTTP_CHAT_PATH, Route
+from duplane.edge.routing import HTTP_CHAT_PATHS, Route
 
 ADMIN_TOKEN = "0123456789"
-SESSIONS = {HTTP_CHAT_PATH, *(route.value for route in Route)}
+SESSIONS = {*HTTP_CHAT_PATHS, *(route.value for route in Route)}
 UNAUTHORIZED = ("none", "unknown", "expired", "disabled", "revoked", "expired token")
 TENANTS = ("tenant", "tenant by token")
 OPERATORS = ("operator", "operator by token", "admin token")
@@ -108,7 +108,7 @@ async def test_each_route_with_each_kind_of_credential(
                     wanted = expected(route, name)
                     told = f"{route.method} {route.path} with {name}: {status}"
                     assert status == wanted if wanted else status not in (401, 403), told
-                if route.path == "/api/chat":
+                if route.path in HTTP_CHAT_PATHS:
                     token = await make_token(
                         edge, key, expires_after={"seconds": 7200}
                     )  # the chat has used the token

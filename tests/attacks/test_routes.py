@@ -50,7 +50,10 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/ws/chat"): (C, Scope.READ),
     ("GET", "/v1/live/sessions"): (C, Scope.READ),
     ("GET", "/openai/v1/live/sessions"): (C, Scope.READ),
+    ("GET", "/v1/models"): (C, Scope.READ),
+    ("GET", "/v1/models/{model}"): (C, Scope.READ),
     ("POST", "/api/chat"): (C, Scope.READ),
+    ("POST", "/v1/chat/completions"): (C, Scope.READ),
     ("POST", SECRETS_PATH): (C, Scope.READ),
     ("GET", "/workers"): (M, Scope.READ),
     ("GET", "/cache"): (M, Scope.READ),
@@ -118,7 +121,7 @@ async def status(
 ) -> int:
     """Send a request to a route; return the status."""
     path = route.path.replace("{asset:.*}", "x")
-    for part in ("ticket", "mode", "preset", "session_id", "session", "voice", "app"):
+    for part in ("ticket", "mode", "preset", "session_id", "session", "voice", "app", "model"):
         path = path.replace(f"{{{part}}}", "x")
     body: dict[str, Any] = {}
     if route.takes_form:

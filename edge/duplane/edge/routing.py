@@ -31,6 +31,8 @@ _MAX_MODE_CHARACTERS = 32
 _MAX_CLIENT_ID_CHARACTERS = 128
 
 HTTP_CHAT_PATH = "/api/chat"  # one turn of chat over plain HTTP
+COMPLETIONS_PATH = "/v1/chat/completions"  # the same in the form of OpenAI's API
+HTTP_CHAT_PATHS = (HTTP_CHAT_PATH, COMPLETIONS_PATH)
 _DUPLEX_PREFIX = "/ws/duplex/"
 _AUDIO_PREFIX = "adx_"  # begins the id of a session without video
 
@@ -90,7 +92,7 @@ def parse_target(path: str, headers: Mapping[str, str]) -> Target:
     query = parse_qs(query_text)
     client_id = query.get("client_id", [headers.get("x-client-id", "")])[0]
     model = query.get("model", [""])[0][:MAX_LABEL_LENGTH]
-    if plain_path in (Route.CHAT.value, HTTP_CHAT_PATH):
+    if plain_path in (Route.CHAT.value, *HTTP_CHAT_PATHS):
         return Target("chat", client_id[:_MAX_CLIENT_ID_CHARACTERS], Route.CHAT, model)
     if session_id := _duplex_id(plain_path):
         mode = "audio" if session_id.startswith(_AUDIO_PREFIX) else "video"

@@ -124,8 +124,8 @@ class Limits:
     queue_s: NonNegativeFloat = 1800.0
     """Seconds to wait in the queue; then `worker_busy`."""
     openai_queue_s: NonNegativeFloat = 20.0
-    """Seconds to wait in the queue in dialect L; then `server_busy`. Its clients cannot be told
-    their position, but they can try another server."""
+    """Seconds to wait in the queue in dialect L, and of `POST /v1/chat/completions`; then
+    `server_busy`. Their clients cannot be told their position, but they can try another server."""
     init_s: NonNegativeFloat = 60.0
     """Seconds to wait for a session's settings, then `timeout`; and for the body of a long request,
     then status 408. A client may take 15 times as long to read an HTTP answer; then the connection

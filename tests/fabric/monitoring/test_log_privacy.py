@@ -80,7 +80,7 @@ async def test_edge_logs_no_text_of_a_request_that_it_refuses(
             waiting.events.put_nowait(refusal)
             assert PRIVATE in str(await receive(client))
             await closed(client, 1013)
-    assert "service_unavailable (service_unavailable)" in log.text
+    assert "model_not_served (model_not_served)" in log.text
     check(log)
 
 

@@ -10,7 +10,7 @@ from duplane.edge.credentials.ephemeral import Grant, TokenSigner, UsedTokens, n
 from duplane.edge.credentials.key_files import KeyFiles
 from duplane.edge.credentials.keys import narrower
 from duplane.edge.credentials.refusal import RefusedLoginError
-from duplane.edge.routing import HTTP_CHAT_PATH, find_route, parse_target
+from duplane.edge.routing import HTTP_CHAT_PATHS, find_route, parse_target
 from duplane.edge.transport.client_address import join_headers
 from duplane.edge.transport.origins import parse_origin
 
@@ -103,4 +103,4 @@ def _opens_session(request: web.Request) -> bool:
 
 
 def _is_chat(request: web.Request) -> bool:
-    return request.method == hdrs.METH_POST and request.path == HTTP_CHAT_PATH
+    return request.method == hdrs.METH_POST and request.path in HTTP_CHAT_PATHS

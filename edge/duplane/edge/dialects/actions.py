@@ -72,7 +72,8 @@ class Turn:
     """One turn of chat. The runner adds the lease when it runs the turn.
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `request.config` to
-    their paths in the client's event.
+    their paths in the client's event. `model` is the model that the turn asks for by name; if it is
+    empty, the session's URL decides.
     """
 
     request: session_pb2.ChatRequest
@@ -81,6 +82,7 @@ class Turn:
     ignored: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from duplane.edge.client_errors import ErrorCode
@@ -23,6 +24,8 @@ class ChatDialect(Dialect):
     # True if the client sends sound in appends; false if turns hold the client's sound.
     takes_sound: ClassVar[bool] = False
     request_path: ClassVar[str] = ""  # path of the turn within the client's event
+    # Kind of media -> the path of its bytes within a part of a message in the client's event.
+    media_fields: ClassVar[Mapping[str, str]] = dict.fromkeys(("image", "audio", "video"), "data")
 
     _turn = Turn(session_pb2.ChatRequest())
     _prompt_token_count = 0

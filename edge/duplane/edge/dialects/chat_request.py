@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +17,7 @@ from duplane.fabric.audio import SAMPLE_BYTES, resample_pcm
 from duplane.fabric.bounds import MAX_STACK_FRAME_COUNT
 from duplane.fabric.v1 import session_pb2
 
-_ROLES: Mapping[str, session_pb2.ChatRole] = {
+ROLES: Mapping[str, session_pb2.ChatRole] = {
     "system": session_pb2.CHAT_ROLE_SYSTEM,
     "user": session_pb2.CHAT_ROLE_USER,
     "assistant": session_pb2.CHAT_ROLE_ASSISTANT,
@@ -59,10 +59,13 @@ class MediaBudget:
         return media
 
 
+PartReader = Callable[[Fields, Limits, MediaBudget], session_pb2.ChatPart]
+
+
 def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits, kind: str) -> Turn:
     """Read `messages` and the settings of the turn. Raises ClientError."""
     request = session_pb2.ChatRequest()
-    _read_messages(fields, request, limits)
+    read_messages(fields, request, limits, ROLES, _read_part)
     config = request.config
     generation, tts, image = (fields.fields(key) for key in ("generation", "tts", "image"))
     _set_defaults(config, defaults)
@@ -114,7 +117,18 @@ def _set_defaults(config: session_pb2.ChatConfig, defaults: ChatDefaults) -> Non
         config.use_image_id = defaults.use_image_id
 
 
-def _read_messages(fields: Fields, request: session_pb2.ChatRequest, limits: Limits) -> None:
+def read_messages(
+    fields: Fields,
+    request: session_pb2.ChatRequest,
+    limits: Limits,
+    roles: Mapping[str, session_pb2.ChatRole],
+    read_part: PartReader,
+) -> None:
+    """Copy the list `messages` into `request`, within the bounds of a chat. Raises ClientError.
+
+    `roles` are the names of roles in the client's dialect, and `read_part` reads a part of a
+    message that is not plain text.
+    """
     path = fields.path("messages")
     messages = fields.items("messages", limits.chat_message_count)
     if messages is None:
@@ -126,9 +140,9 @@ def _read_messages(fields: Fields, request: session_pb2.ChatRequest, limits: Lim
     for index, item in enumerate(messages):
         message = _object(item, f"{path}[{index}]")
         role = message.get("role", str, required=True)
-        if role not in _ROLES:
-            raise invalid(message.path("role"), f"must be one of {', '.join(_ROLES)}")
-        parts = _read_content(message, limits, budget)
+        if role not in roles:
+            raise invalid(message.path("role"), f"must be one of {', '.join(roles)}")
+        parts = _read_content(message, limits, budget, read_part)
         part_count += len(parts)
         if part_count > limits.chat_part_count:
             raise invalid(path, f"must have at most {limits.chat_part_count} parts")
@@ -136,11 +150,11 @@ def _read_messages(fields: Fields, request: session_pb2.ChatRequest, limits: Lim
         if text_bytes > limits.chat_text_bytes:
             fault = f"brings the text of all messages to more than {limits.chat_text_bytes} bytes"
             raise invalid(message.path("content"), fault)
-        request.messages.add(role=_ROLES[role], parts=parts)
+        request.messages.add(role=roles[role], parts=parts)
 
 
 def _read_content(
-    message: Fields, limits: Limits, budget: MediaBudget
+    message: Fields, limits: Limits, budget: MediaBudget, read_part: PartReader
 ) -> list[session_pb2.ChatPart]:
     content = message.get("content", object, required=True)
     if isinstance(content, str):
@@ -153,7 +167,7 @@ def _read_content(
         raise invalid(message.path("content"), "must not be empty")
     path = message.path("content")
     return [
-        _read_part(_object(item, f"{path}[{at}]"), limits, budget) for at, item in enumerate(items)
+        read_part(_object(item, f"{path}[{at}]"), limits, budget) for at, item in enumerate(items)
     ]
 
 
@@ -167,7 +181,7 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
             picture = decode_picture(encoded, part.path("data"), limits)
             return session_pb2.ChatPart(image=budget.spend(picture, part.path("data")))
         case "audio":
-            sound = _read_sound(part, limits, budget)
+            sound = read_sound(part, limits, budget)
             return session_pb2.ChatPart(audio=budget.spend(sound, part.path("data")))
         case "video":
             frames = part.integer("stack_frames", 1, MAX_STACK_FRAME_COUNT)
@@ -177,7 +191,7 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
             raise invalid(part.path("type"), "must be one of text, image, audio, video")
 
 
-def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
+def read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
     """Return a sound as PCM at the rate of the dialects.
 
     A WAV file states its sample rate; for raw samples the field `sample_rate` does, or else they

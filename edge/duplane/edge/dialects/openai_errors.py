@@ -7,25 +7,25 @@ from collections.abc import Mapping
 
 from duplane.edge.client_errors import ErrorCode
 
-_CLIENT = "invalid_request_error"
+CLIENT_ERROR = "invalid_request_error"
 _SERVER = "server_error"
 
 SERVER_ERROR = (_SERVER, "server_error")
 SERVER_SHUTDOWN = (_SERVER, "server_shutdown")
 CONTEXT_FULL = (_SERVER, "context_full")
 # Of dialect E:
-CONTEXT_TOO_LONG = (_CLIENT, "context_length_exceeded")
-SESSION_EXPIRED = (_CLIENT, "session_expired")
-RESPONSE_ACTIVE = (_CLIENT, "conversation_already_has_active_response")
-RESPONSE_NOT_ACTIVE = (_CLIENT, "response_cancel_not_active")
-UNKNOWN_ITEM = (_CLIENT, "item_retrieve_invalid_item_id")
+CONTEXT_TOO_LONG = (CLIENT_ERROR, "context_length_exceeded")
+SESSION_EXPIRED = (CLIENT_ERROR, "session_expired")
+RESPONSE_ACTIVE = (CLIENT_ERROR, "conversation_already_has_active_response")
+RESPONSE_NOT_ACTIVE = (CLIENT_ERROR, "response_cancel_not_active")
+UNKNOWN_ITEM = (CLIENT_ERROR, "item_retrieve_invalid_item_id")
 
 ERRORS: Mapping[ErrorCode, tuple[str, str]] = {
-    ErrorCode.NOT_READY: (_CLIENT, "not_ready"),
-    ErrorCode.UNKNOWN_EVENT: (_CLIENT, "unknown_event"),
-    ErrorCode.MISSING_FIELD: (_CLIENT, "missing_required_parameter"),
-    ErrorCode.INVALID_PAYLOAD: (_CLIENT, "invalid_value"),
-    ErrorCode.UNSUPPORTED: (_CLIENT, "unsupported"),
+    ErrorCode.NOT_READY: (CLIENT_ERROR, "not_ready"),
+    ErrorCode.UNKNOWN_EVENT: (CLIENT_ERROR, "unknown_event"),
+    ErrorCode.MISSING_FIELD: (CLIENT_ERROR, "missing_required_parameter"),
+    ErrorCode.INVALID_PAYLOAD: (CLIENT_ERROR, "invalid_value"),
+    ErrorCode.UNSUPPORTED: (CLIENT_ERROR, "unsupported"),
     ErrorCode.SERVICE_UNAVAILABLE: (_SERVER, "server_busy"),
     ErrorCode.QUEUE_FULL: (_SERVER, "server_busy"),
     ErrorCode.WORKER_BUSY: (_SERVER, "server_busy"),
@@ -50,6 +50,13 @@ def error_fields(code: ErrorCode, message: str) -> dict[str, object]:
     """
     kind, name = ERRORS[code]
     fields: dict[str, object] = {"type": kind, "code": name, "message": message}
-    if kind == _CLIENT and (path := _PATH.match(message)):
+    if kind == CLIENT_ERROR and (path := _PATH.match(message)):
         fields["param"] = path[1]
     return fields
+
+
+def error_object(
+    message: str, kind: str, code: str | None, param: str | None = None
+) -> dict[str, object]:
+    """Return the `error` of an HTTP answer. All four fields are always there."""
+    return {"message": message, "type": kind, "param": param, "code": code}

@@ -12,9 +12,11 @@ from duplane.edge.access import Handler
 from duplane.edge.http.access_control import AccessControl, add_headers
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer
+from duplane.edge.http.openai_answers import OPENAI_PREFIXES, refusal_body
 from duplane.fabric.errors import FabricError, Reason
 
 _KEPT_HEADERS = ("Allow", "Retry-After", "WWW-Authenticate")
+_BUSY_S = "10"  # when a client may ask again after no scheduler has answered
 
 
 def application(routes: Iterable[HttpRoute], control: AccessControl) -> web.Application:
@@ -52,13 +54,22 @@ async def _render_failures(request: web.Request, handler: Handler) -> web.Stream
     except web.HTTPException as refusal:
         is_websocket = request.headers.get("Upgrade", "").strip().lower() == "websocket"
         if refusal.status == HTTPStatus.NOT_FOUND and is_websocket:
-            return json_answer({"detail": "this path serves no WebSocket"}, refusal.status)
-        answer = json_answer({"detail": refusal.text or refusal.reason}, refusal.status)
+            return _failure(request, refusal.status, "this path serves no WebSocket")
+        answer = _failure(request, refusal.status, refusal.text or refusal.reason)
         for name in _KEPT_HEADERS:
             if value := refusal.headers.get(name):
                 answer.headers[name] = value
         return answer
     except FabricError as failure:
         if failure.reason is Reason.INVALID_FIELD:
-            return json_answer({"detail": failure.message}, HTTPStatus.UNPROCESSABLE_ENTITY)
-        return json_answer({"detail": "no scheduler answers"}, HTTPStatus.SERVICE_UNAVAILABLE)
+            return _failure(request, HTTPStatus.UNPROCESSABLE_ENTITY, failure.message)
+        answer = _failure(request, HTTPStatus.SERVICE_UNAVAILABLE, "no scheduler answers")
+        answer.headers["Retry-After"] = _BUSY_S
+        return answer
+
+
+def _failure(request: web.Request, status: int, message: str) -> web.Response:
+    """Return the answer to a failed request; below OpenAI's paths in the form of its API, too."""
+    if request.path.startswith(OPENAI_PREFIXES):
+        return json_answer(refusal_body(status, message), status)
+    return json_answer({"detail": message}, status)

@@ -8,10 +8,12 @@ from duplane.edge.content.voices import VoiceStore
 from duplane.edge.credentials.authenticator import CredentialAuthenticator
 from duplane.edge.http.chat_routes import ChatRoutes
 from duplane.edge.http.client_secret_routes import ClientSecretRoutes
+from duplane.edge.http.completion_routes import CompletionRoutes
 from duplane.edge.http.content_routes import AppRoutes, AssetRoutes
 from duplane.edge.http.erasure_routes import ErasureRoutes
 from duplane.edge.http.fabric_routes import FabricRoutes
 from duplane.edge.http.http_route import HttpRoute
+from duplane.edge.http.model_routes import ModelRoutes
 from duplane.edge.http.queue_routes import QueueRoutes
 from duplane.edge.http.recording_routes import RecordingRoutes
 from duplane.edge.http.session_end_routes import SessionEndRoutes
@@ -20,6 +22,7 @@ from duplane.edge.http.voice_routes import VoiceRoutes
 from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
 from duplane.fabric.client import FabricClient
+from duplane.fabric.settings import parse_labels
 
 
 def edge_routes(
@@ -50,7 +53,9 @@ def edge_routes(
             are_tenants_required=settings.credentials.are_required,
             body_s=body_s,
         ).routes(),
+        *ModelRoutes(fabric, settings.pool, parse_labels(settings.needs, "needs")).routes(),
         *ChatRoutes(sessions, settings.limits, clock).routes(),
+        *CompletionRoutes(sessions, settings.limits, clock).routes(),
         *AppRoutes(sessions.apps, body_s).routes(),
         *RecordingRoutes(settings.recording, body_s).routes(),
         *ErasureRoutes(settings.recording, sessions).routes(),

@@ -70,6 +70,8 @@ class ChatRunner(SessionRunner[ChatSession]):
         request = lease_pb2.AcquireLeaseRequest()
         request.CopyFrom(first_request)
         request.request_id = f"{first_request.request_id}/{self._lease_count}"
+        if model := self.session.asked_model:
+            request.model = model
         if self.session.is_retrying:
             request.ticket_id, request.ticket_proof = self._ticket_id, self._ticket_proof
             request.was_granted = bool(self._ticket_id)

@@ -38,7 +38,6 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.v1 import session_pb2
 
-# In the client's event the bytes of every kind of media are in the field `data`.
 _MEDIA_FIELD = re.compile(r"\.(image|audio|video)$")
 
 # If a turn fails for one of these reasons before its first delta, it is tried on another slot.
@@ -106,6 +105,11 @@ class ChatSession(Session[ChatDialect]):
         return len(self._turns)
 
     @property
+    def asked_model(self) -> str:
+        """The model that the next turn asks for by name; empty if it names none."""
+        return self._turns[0].model if self._turns else ""
+
+    @property
     def needs_slot(self) -> bool:
         """Whether the runner must acquire a slot now.
 
@@ -134,7 +138,7 @@ class ChatSession(Session[ChatDialect]):
             return super()._refuse(error, now)
         if self.dialect.phase is not Phase.START:
             return []
-        return self.end(Close(CloseReason.REQUEST_REFUSED, error.message), now)
+        return self.end(Close(CloseReason.REQUEST_REFUSED, error.message, code=error.code), now)
 
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
         if isinstance(action, Turn):
@@ -338,11 +342,11 @@ class ChatSession(Session[ChatDialect]):
             self._await_slot(now)
             return []
         is_ours = error.reason is not Reason.INVALID_FIELD
+        code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
         message = self._client_message(error)
         if self.dialect.is_one_shot:
             reason = CloseReason.FAILED if is_ours else CloseReason.REQUEST_REFUSED
-            return self.end(Close(reason, message), now)
-        code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
+            return self.end(Close(reason, message, code=code), now)
         return self.dialect.refused(code, message, now) + self._end_turn(now)
 
     def _client_message(self, error: FabricError) -> str:
@@ -351,7 +355,8 @@ class ChatSession(Session[ChatDialect]):
         message = name_fault(error.field, detail)
         if error.field.startswith("messages"):
             path = error.field.replace(".parts[", ".content[")
-            path = _MEDIA_FIELD.sub(".data", path)
+            names = self.dialect.media_fields
+            path = _MEDIA_FIELD.sub(lambda found: f".{names[found[1]]}", path)
             return self.dialect.request_path + path + message.removeprefix(error.field)
         path = self._running.paths.get(error.field, error.field) if self._running else error.field
         return path + message.removeprefix(error.field)

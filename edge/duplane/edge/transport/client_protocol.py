@@ -75,7 +75,7 @@ class ClientProtocol(web.RequestHandler):
 
     __slots__ = (
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
-        *("_lost", "_max_message_bytes", "_on_writable", "_quota"),
+        *("_is_stream", "_lost", "_max_message_bytes", "_on_writable", "_quota"),
         *(
             "_permit",
             "_quota_timer",
@@ -124,6 +124,14 @@ class ClientProtocol(web.RequestHandler):
         self._quota_timer: asyncio.TimerHandle | None = None
         self._is_queue_full = False  # aiohttp's queue of messages is full
         self._answer_timer: asyncio.TimerHandle | None = None
+        self._is_stream = False  # the answer has no length, so no limit on its whole duration
+
+    def become_stream(self) -> None:
+        """Begin an answer that is written while it is made, and so has no time limit as a whole.
+
+        A client that reads nothing, or almost nothing, is cut all the same.
+        """
+        self._is_stream = True
 
     def become_websocket(
         self, max_message_bytes: int, on_writable: Callable[[], None]
@@ -183,7 +191,8 @@ class ClientProtocol(web.RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.write_timeout.start()
-        if self._quota is None and self._answer_timer is None:
+        has_limit = self._quota is None and not self._is_stream
+        if has_limit and self._answer_timer is None:
             self._answer_timer = asyncio.get_running_loop().call_later(
                 self._limits.http_s, self.socket.abort
             )

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.recording.events import join
 from duplane.edge.recording.storage import Meta, read_events, read_meta
-from duplane.edge.routing import HTTP_CHAT_PATH
+from duplane.edge.routing import HTTP_CHAT_PATHS
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.tools.bench.report import show
 from duplane.tools.command import UsageError
@@ -114,8 +114,8 @@ def read_script(directory: Path) -> Script:
     meta = read_meta(directory)
     if meta is None:
         raise ReplayError(f"{directory} is not a recording")
-    if meta.path == HTTP_CHAT_PATH:
-        raise ReplayError(f"{directory} records an HTTP request: send it to {HTTP_CHAT_PATH} again")
+    if meta.path in HTTP_CHAT_PATHS:
+        raise ReplayError(f"{directory} records an HTTP request: send it to {meta.path} again")
     script = Script(directory, meta, [], [])
     try:
         for event in read_events(directory):
