@@ -57,5 +57,10 @@ MAX_REBUILD_UNIT_COUNT = 1024
 # can no longer move.
 MAX_STATE_BYTES = 64 * 1024
 
+# Maximum number of unfinished speech requests of a conversation, and maximum number of bytes of the
+# text of one. More requests and longer texts are refused.
+MAX_SPEECH_REQUESTS = 8
+MAX_SPEECH_TEXT_BYTES = 2000
+
 # Largest number of pictures that a client may ask for from each second of a video.
 MAX_STACK_FRAME_COUNT = 10

@@ -68,6 +68,13 @@ def test_worker_of_an_older_release_may_have_the_same_model() -> None:
     assert is_same_model(NEW, NEW)
 
 
+def test_models_that_differ_only_in_speech_requests_are_the_same() -> None:
+    other = model_pb2.Model(accepts_speech_requests=True)
+    other.MergeFrom(NEW)
+    assert is_same_model(NEW, other)
+    assert is_same_model(other, NEW)
+
+
 @pytest.mark.parametrize(
     "change",
     [

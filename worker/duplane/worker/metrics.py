@@ -23,6 +23,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.admission import Admission, SlotState
 from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.models.interface import ModelConstants
+from duplane.worker.models.types import SpeechOutcome, SpeechResult
 
 ROLE = "worker"
 OUTCOMES = ("listen", "speech", "failed", "dropped")
@@ -137,6 +138,12 @@ class WorkerMetrics:
             "Claims that were refused.",
             reason=CLAIM_REFUSALS,
         )
+        self._speech_ends = counters(
+            registry,
+            "duplane_speech_requests_total",
+            "Requests to speak a text, by their outcome. A forced listen interrupts a request.",
+            outcome=tuple(outcome.value for outcome in SpeechOutcome),
+        )
         self._chat_pieces = histograms(
             registry,
             "duplane_chat_delta_duration_seconds",
@@ -170,6 +177,11 @@ class WorkerMetrics:
             self._factors.observe((total_s - (record.started_s - record.received_s)) / seconds)
         if output.audio.size:
             self._audio.of("output").inc(output.audio.size / self._model.output_hertz)
+
+    def speech_ended(self, results: Iterable[SpeechResult]) -> None:
+        """Count requests to speak that have ended."""
+        for result in results:
+            self._speech_ends.of(result.outcome.value).inc()
 
     def unit_failed(self) -> None:
         """Count a unit that has no output."""

@@ -270,6 +270,7 @@ class Worker:
                 input_rate_hertz=model.input_hertz,
                 output_rate_hertz=model.output_hertz,
                 accepts_pictures=model.accepts_pictures,
+                accepts_speech_requests=model.accepts_speech_requests,
             ),
             kinds=self._admission.kinds,
             slots=slot_reports(self._admission),

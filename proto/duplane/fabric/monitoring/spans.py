@@ -93,6 +93,7 @@ UNIT_IS_INTERRUPTION = "duplane.unit.is_interruption"  # the model listened amid
 # How likely the first draw of the unit was to listen; absent if nothing was drawn.
 UNIT_LISTEN_PROBABILITY = "duplane.unit.listen_probability"
 UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
+UNIT_IS_REQUESTED = "duplane.unit.is_requested"  # the model spoke a text that a caller requested
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 MOVE_CAUSE = "duplane.move.cause"
 MOVE_NUMBER = "duplane.move.number"

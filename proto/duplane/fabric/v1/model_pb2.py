@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64uplane/fabric/v1/model.proto\x12\x11\x64uplane.fabric.v1\x1a\x1egoogle/protobuf/duration.proto\"\xf6\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fparameter_count\x18\x02 \x01(\x03\x12\x1b\n\x13\x63ontext_token_limit\x18\x03 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x30\n\runit_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10input_rate_hertz\x18\x06 \x01(\x05\x12\x19\n\x11output_rate_hertz\x18\x07 \x01(\x05\x12\x1d\n\x10\x61\x63\x63\x65pts_pictures\x18\x08 \x01(\x08H\x00\x88\x01\x01\x42\x13\n\x11_accepts_picturesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64uplane/fabric/v1/model.proto\x12\x11\x64uplane.fabric.v1\x1a\x1egoogle/protobuf/duration.proto\"\x97\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fparameter_count\x18\x02 \x01(\x03\x12\x1b\n\x13\x63ontext_token_limit\x18\x03 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x30\n\runit_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10input_rate_hertz\x18\x06 \x01(\x05\x12\x19\n\x11output_rate_hertz\x18\x07 \x01(\x05\x12\x1d\n\x10\x61\x63\x63\x65pts_pictures\x18\x08 \x01(\x08H\x00\x88\x01\x01\x12\x1f\n\x17\x61\x63\x63\x65pts_speech_requests\x18\t \x01(\x08\x42\x13\n\x11_accepts_picturesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duplane.fabric.v1.model_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODEL']._serialized_start=85
-  _globals['_MODEL']._serialized_end=331
+  _globals['_MODEL']._serialized_end=364
 # @@protoc_insertion_point(module_scope)

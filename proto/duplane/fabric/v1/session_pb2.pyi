@@ -32,6 +32,13 @@ class LeavingReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEAVING_REASON_DRAIN: _ClassVar[LeavingReason]
     LEAVING_REASON_STUCK_DEVICE: _ClassVar[LeavingReason]
 
+class SpeechOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPEECH_OUTCOME_UNSPECIFIED: _ClassVar[SpeechOutcome]
+    SPEECH_OUTCOME_SPOKEN: _ClassVar[SpeechOutcome]
+    SPEECH_OUTCOME_INTERRUPTED: _ClassVar[SpeechOutcome]
+    SPEECH_OUTCOME_REFUSED: _ClassVar[SpeechOutcome]
+
 class CloseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CLOSE_REASON_UNSPECIFIED: _ClassVar[CloseReason]
@@ -67,6 +74,10 @@ DECODE_MODE_GREEDY: DecodeMode
 LEAVING_REASON_UNSPECIFIED: LeavingReason
 LEAVING_REASON_DRAIN: LeavingReason
 LEAVING_REASON_STUCK_DEVICE: LeavingReason
+SPEECH_OUTCOME_UNSPECIFIED: SpeechOutcome
+SPEECH_OUTCOME_SPOKEN: SpeechOutcome
+SPEECH_OUTCOME_INTERRUPTED: SpeechOutcome
+SPEECH_OUTCOME_REFUSED: SpeechOutcome
 CLOSE_REASON_UNSPECIFIED: CloseReason
 CLOSE_REASON_CLIENT: CloseReason
 CLOSE_REASON_CONTEXT_FULL: CloseReason
@@ -274,7 +285,7 @@ class Staying(_message.Message):
     def __init__(self) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move")
+    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +295,7 @@ class Unit(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     FORCED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CANNOT_MOVE_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio: bytes
     video_frames: _containers.RepeatedScalarFieldContainer[bytes]
@@ -293,7 +305,16 @@ class Unit(_message.Message):
     trace: _trace_pb2.TraceContext
     forced_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cannot_move: bool
-    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ...) -> None: ...
+    speech_requests: _containers.RepeatedCompositeFieldContainer[SpeechRequest]
+    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ...) -> None: ...
+
+class SpeechRequest(_message.Message):
+    __slots__ = ("number", "text")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    text: str
+    def __init__(self, number: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("timeout",)
@@ -312,7 +333,7 @@ class Close(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change", "rebuild_state", "interrupted_turn", "listen_probability")
+    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change", "rebuild_state", "interrupted_turn", "listen_probability", "speech_request", "speech_results")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     SPEECH_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +348,8 @@ class Delta(_message.Message):
     REBUILD_STATE_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_TURN_FIELD_NUMBER: _ClassVar[int]
     LISTEN_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_RESULTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     listen: Listen
     speech: Speech
@@ -341,7 +364,23 @@ class Delta(_message.Message):
     rebuild_state: bytes
     interrupted_turn: bool
     listen_probability: float
-    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., rebuild_state: _Optional[bytes] = ..., interrupted_turn: _Optional[bool] = ..., listen_probability: _Optional[float] = ...) -> None: ...
+    speech_request: int
+    speech_results: _containers.RepeatedCompositeFieldContainer[SpeechResult]
+    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., rebuild_state: _Optional[bytes] = ..., interrupted_turn: _Optional[bool] = ..., listen_probability: _Optional[float] = ..., speech_request: _Optional[int] = ..., speech_results: _Optional[_Iterable[_Union[SpeechResult, _Mapping]]] = ...) -> None: ...
+
+class SpeechResult(_message.Message):
+    __slots__ = ("number", "outcome", "reason", "message", "field")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    outcome: SpeechOutcome
+    reason: str
+    message: str
+    field: str
+    def __init__(self, number: _Optional[int] = ..., outcome: _Optional[_Union[SpeechOutcome, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Listen(_message.Message):
     __slots__ = ("is_forced",)

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.unit_record import UnitRecord
-from duplane.worker.models.types import Unit
+from duplane.worker.models.types import (
+    MAX_SPEECH_REQUESTS,
+    SpeechOutcome,
+    SpeechRequest,
+    SpeechResult,
+    Unit,
+    too_many,
+)
 
 SILENCE = np.zeros(4, np.float32)
 
@@ -106,3 +113,39 @@ def test_every_entry_comes_out_once_in_order_or_is_counted(capacity: int, steps:
     sequences = [entry.sequence for entry in taken]
     assert sequences == sorted(set(sequences))
     assert len(taken) + inbox.dropped_count == put
+
+
+def asking(sequence: int, *numbers: int, force_listen: bool = False) -> UnitRecord:
+    speech = tuple(SpeechRequest(number, "text") for number in numbers)
+    return UnitRecord(Unit(0, SILENCE, force_listen, sequence=sequence, speech=speech))
+
+
+def only_unit(*records: UnitRecord) -> Unit:
+    """Return the last of these units, after it has got what the dropped ones had."""
+    inbox = Inbox(capacity=1)
+    for record in records:
+        inbox.put(record)
+    (entry,) = drain(inbox)
+    assert isinstance(entry, UnitRecord)
+    return entry.unit
+
+
+def test_requests_to_speak_pass_from_dropped_units_to_the_next() -> None:
+    kept = only_unit(asking(0, 1), asking(1), asking(2, 2, 3))
+    assert [request.number for request in kept.speech] == [1, 2, 3]
+    assert kept.speech_results == ()
+
+
+def test_an_interruption_ends_the_requests_of_units_before_it() -> None:
+    kept = only_unit(asking(0, 1), asking(1, 2, force_listen=True), asking(2, 3))
+    assert [request.number for request in kept.speech] == [2, 3]
+    assert kept.speech_results == (SpeechResult(1, SpeechOutcome.INTERRUPTED),)
+    assert kept.force_listen
+
+
+def test_requests_of_many_dropped_units_are_bounded() -> None:
+    count = 300
+    kept = only_unit(*(asking(number, number) for number in range(count)))
+    assert [request.number for request in kept.speech] == [*range(MAX_SPEECH_REQUESTS)]
+    newest = [too_many(number) for number in range(count - 64, count)]
+    assert [*kept.speech_results] == newest

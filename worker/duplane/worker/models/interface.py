@@ -57,6 +57,7 @@ class ModelConstants:
     - `unit_s`: the duration of one unit in seconds. `input_hertz`, `output_hertz`: the sample rates
       of the audio that the model hears and speaks.
     - `accepts_pictures`: whether units may have frames. `has_chat`: whether the model can chat.
+    - `accepts_speech_requests`: whether units may have `speech`.
     """
 
     slot_count: int
@@ -70,6 +71,7 @@ class ModelConstants:
     output_hertz: int
     accepts_pictures: bool
     has_chat: bool
+    accepts_speech_requests: bool = False
 
     def count_of(self, seconds: int) -> int:
         """Return the number of units that last `seconds`, and at least this number.
@@ -116,7 +118,9 @@ class Preparer(Protocol):
     def unit(self, unit: Unit) -> Unit | UnitFailure:
         """Return the unit with prepared pictures and its number of rows, or its refusal.
 
-        Without frames this takes microseconds, because the worker calls it on its event loop.
+        Without frames this takes microseconds, because the worker calls it on its event loop. With
+        requests to speak, it takes a millisecond. A request that the model cannot speak becomes one
+        of the unit's `speech_results`.
         """
         ...
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 
 MAX_SPEAK_TOKENS = 256
+MAX_SPEECH_REQUESTS = 8
+"""Maximum number of unfinished requests to speak of a conversation."""
 MAX_REPETITION_WINDOW = 65_536
 MAX_VOICE_SAMPLES = 960_000
 """Maximum number of samples of a voice: a minute at 16 kHz."""
@@ -149,6 +151,51 @@ def check_samples(name: str, samples: NDArray[Any]) -> None:
         raise OptionError(name, "has samples that are not finite")
 
 
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """A text that the model must speak as a turn of its own. `number` is the client's name of it.
+
+    `Preparer.unit` sets `ids`, the text in the model's own form.
+    """
+
+    number: int
+    text: str
+    ids: tuple[int, ...] = ()
+
+
+class SpeechOutcome(Enum):
+    """What became of a requested text."""
+
+    SPOKEN = "spoken"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechResult:
+    """The end of a request. For a refused one, `field` is the name of the field of `Unit`."""
+
+    number: int
+    outcome: SpeechOutcome
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+INVALID_FIELD, UNSUPPORTED, TOO_MANY_REQUESTS = "INVALID_FIELD", "UNSUPPORTED", "TOO_MANY_REQUESTS"
+
+
+def refused_speech(number: int, reason: str, fault: str, field: str) -> SpeechResult:
+    """Return the result of a request that is refused. `field` is the path of the field at fault."""
+    return SpeechResult(number, SpeechOutcome.REFUSED, reason, f"{field} {fault}", field)
+
+
+def too_many(number: int) -> SpeechResult:
+    """Return the result of a request that is refused because too many others are unfinished."""
+    fault = f"are too many: {MAX_SPEECH_REQUESTS} of them are unfinished"
+    return refused_speech(number, TOO_MANY_REQUESTS, fault, "speech_requests")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
     """The input of one unit of one conversation.
@@ -158,6 +205,9 @@ class Unit:
     each whole frame and, if `max_slices` is more than 1, also at most `max_slices` slices of it. A
     unit with frames may have no audio. `sequence` is the client's number of the unit; failures name
     it. `rows` is the number of rows of the model's input, which `Preparer.unit` sets.
+
+    `speech` are new requests to speak. `force_listen` ends the requests of earlier units, and those
+    of this unit begin later. `speech_results` are requests that have ended before this unit.
     """
 
     slot: int
@@ -167,6 +217,8 @@ class Unit:
     max_slices: int = 1
     sequence: int = 0
     rows: int = 0
+    speech: tuple[SpeechRequest, ...] = ()
+    speech_results: tuple[SpeechResult, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,12 +232,19 @@ class StateChange:
     rules of a unit can replace or drop some of these ids. `draw_count` is the number of uniform
     numbers that text and speech used. `interrupted_turn` means that a forced listen has ended the
     turn.
+
+    That release knows no requests to speak. `ended_requests` means that a forced listen has ended
+    all earlier ones; `requests` are new ones, each with its number and its ids; `was_requested`
+    means that the unit spoke ids of the oldest one.
     """
 
     speech_token_ids: tuple[int, ...] = ()
     chosen_token_ids: tuple[int, ...] = ()
     draw_count: int = 0
     interrupted_turn: bool = False
+    was_requested: bool = False
+    ended_requests: bool = False
+    requests: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -248,6 +307,8 @@ class UnitOutput(Output):
     - `state`: what the family needs, beside the unit and `token_ids`, to rebuild the conversation.
       Only the family reads it. Empty if the model cannot rebuild conversations.
     - `change`: the same for workers of release 0.1; None if that release does not run the family.
+    - `speech_request`: the number of the request whose text the unit spoke; None if the model has
+      decided by itself. `speech_results`: the requests that ended with this unit or were refused.
     """
 
     is_listen: bool
@@ -261,6 +322,8 @@ class UnitOutput(Output):
     listen_probability: float | None = None
     state: bytes = b""
     change: StateChange | None = None
+    speech_request: int | None = None
+    speech_results: tuple[SpeechResult, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.interface import ModelConstants
 from duplane.worker.models.types import Unit
+from duplane.worker.session.speech_check import check_speech
 from duplane.worker.settings import SessionLimits
 
 UNIT_TOO_LONG = "UNIT_TOO_LONG"
@@ -67,6 +68,9 @@ def check_unit(
     except _BadUnitError as error:
         sequence, fault = request.sequence, str(error)
         return FailedUnit(sequence, error.reason, fault, error.field, receive_time_ns, trace)
+    speech, results = (), ()
+    if request.speech_requests:
+        speech, results = check_speech(request.speech_requests, model)
     return UnitRecord(
         Unit(
             slot,
@@ -75,6 +79,8 @@ def check_unit(
             tuple(request.video_frames),
             max_slices,
             request.sequence,
+            speech=speech,
+            speech_results=results,
         ),
         received_s,
         receive_time_ns,

@@ -7,11 +7,16 @@ from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import AnsweredUnit, FailedUnit
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.models.types import StateChange
+from duplane.worker.models.types import SpeechOutcome, SpeechResult, StateChange
 from duplane.worker.session.stages import stage_times
 from duplane.worker.session.unit_spans import UnitSpans
 
 _COUNTS = tuple(session_pb2.TokenCounts.DESCRIPTOR.fields_by_name)
+_SPEECH_OUTCOMES = {
+    SpeechOutcome.SPOKEN: session_pb2.SPEECH_OUTCOME_SPOKEN,
+    SpeechOutcome.INTERRUPTED: session_pb2.SPEECH_OUTCOME_INTERRUPTED,
+    SpeechOutcome.REFUSED: session_pb2.SPEECH_OUTCOME_REFUSED,
+}
 
 
 class UnitReporter:
@@ -62,6 +67,11 @@ class UnitReporter:
             rebuild_state=output.state,
             state_change=_state_change(output.change),
         )
+        if output.speech_request is not None:
+            delta.speech_request = output.speech_request
+        if results := record.unit.speech_results + output.speech_results:
+            delta.speech_results.extend(map(_speech_result, results))
+            self._metrics.speech_ended(results)
         if output.is_listen:
             delta.listen.is_forced = output.is_forced
             delta.listen.SetInParent()
@@ -103,6 +113,16 @@ class UnitReporter:
             unit_count=self._unit_count,
             dropped_unit_count=dropped_count,
         )
+
+
+def _speech_result(result: SpeechResult) -> session_pb2.SpeechResult:
+    return session_pb2.SpeechResult(
+        number=result.number,
+        outcome=_SPEECH_OUTCOMES[result.outcome],
+        reason=result.reason,
+        message=result.message,
+        field=result.field,
+    )
 
 
 def _state_change(change: StateChange | None) -> session_pb2.StateChange | None:

@@ -18,6 +18,7 @@ from duplane.worker.models.minicpm_o.chat.prompt import (
 )
 from duplane.worker.models.minicpm_o.duplex.inputs import count_rows, prepare_steps, prepare_unit
 from duplane.worker.models.minicpm_o.duplex.prompt import DuplexPrompt, lay_out
+from duplane.worker.models.minicpm_o.duplex.requested_speech import prepared_speech
 from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts
 from duplane.worker.models.minicpm_o.types import PreparedImage, WindowRules
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderVoice
@@ -79,7 +80,10 @@ class Preparer:
         return PreparedConversation(options, prompt, rules, voice is not None, voice, ignored)
 
     def unit(self, unit: Unit) -> Unit | UnitFailure:
-        """Decode a unit's frames that are not decoded yet, and count the rows of its input."""
+        """Decode a unit's frames that are not decoded yet, and count the rows of its input.
+
+        The texts that it must speak get their ids.
+        """
         return self._counted(prepare_unit(self._prompts.pictures, unit))
 
     def unit_steps(self, unit: Unit) -> Generator[None, None, Unit | UnitFailure]:
@@ -89,6 +93,8 @@ class Preparer:
     def _counted(self, prepared: Unit | UnitFailure) -> Unit | UnitFailure:
         if isinstance(prepared, UnitFailure):
             return prepared
+        if prepared.speech:
+            prepared = prepared_speech(self._prompts.tokens, prepared)
         return replace(prepared, rows=sum(count_rows(self._prompts, prepared)))
 
     def picture(self, picture: Image, max_slices: int | None) -> PreparedImage:

@@ -44,6 +44,7 @@ class WorkerModel:
             output_hertz=OUTPUT_SAMPLE_RATE,
             accepts_pictures=model.parts.vision is not None,
             has_chat=model.has_chat,
+            accepts_speech_requests=True,
         )
 
     def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:

@@ -1,8 +1,9 @@
 """A scripted model, with which the fabric can be tested and measured without torch or checkpoint.
 
-The model answers a loud unit with speech and a silent unit with `listen`. It answers a chat with
-the words of the last message. The same seed and input give the same output. A unit whose first
-sample is one of the values of `Mark` makes the worker fail in a chosen way.
+The model answers a loud unit with speech and a silent unit with `listen`. It speaks one word of a
+requested text in each unit. It answers a chat with the words of the last message. The same seed and
+input give the same output. A unit whose first sample is one of the values of `Mark` makes the
+worker fail in a chosen way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, assert_never, cast
 
 import numpy as np
@@ -35,6 +37,7 @@ from duplane.worker.models.interface import (
     StartChat,
     Unfinished,
 )
+from duplane.worker.models.scripted.speech import STATE, ScriptedSpeech, unfinished
 from duplane.worker.models.types import (
     ConversationOptions,
     FloatArray,
@@ -57,8 +60,6 @@ PROMPT_TOKENS = 7
 UNIT_TOKENS = 12
 REBUILT_UNITS = 4
 """Maximum number of past units that one call of `rebuild` takes."""
-STATE = b"scripted"
-"""The state of every unit: the model needs none to rebuild a conversation."""
 INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE = 16_000, 24_000
 SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
 """The speech of one unit: a tone of one second."""
@@ -98,10 +99,19 @@ class ScriptedPicture:
 
 
 def answer_loud(
-    unit: Unit, context_length: int, text: str = "", speech: FloatArray = SPEECH
+    unit: Unit,
+    context_length: int,
+    text: str = "",
+    speech: FloatArray = SPEECH,
+    *,
+    is_listen: bool | None = None,
 ) -> UnitOutput:
-    """Listen if the unit is silent or has `force_listen`; otherwise speak."""
-    is_listen = unit.force_listen or not unit.audio.any()
+    """Listen if the unit is silent or has `force_listen`; otherwise speak.
+
+    `is_listen` decides otherwise.
+    """
+    if is_listen is None:
+        is_listen = unit.force_listen or not unit.audio.any()
     return UnitOutput(
         slot=unit.slot,
         is_listen=is_listen,
@@ -176,6 +186,7 @@ class ScriptedModel:
             output_hertz=OUTPUT_SAMPLE_RATE,
             accepts_pictures=True,
             has_chat=True,
+            accepts_speech_requests=True,
         )
         self.is_lost = False
         self.answer: Answer = self._answer
@@ -183,6 +194,7 @@ class ScriptedModel:
         self.stage_s = dict.fromkeys(_STAGES, 0.0) | {"decode": unit_s}
         self._settle_s: dict[int, float] = {}  # of the last unit of each slot
         self._lengths: dict[int, int] = {}
+        self._speech: dict[int, ScriptedSpeech] = {}
         self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
 
     # The preparer.
@@ -248,6 +260,7 @@ class ScriptedModel:
     def open(self, slot: int, conversation: ScriptedConversation) -> Opened:
         """Open a conversation."""
         self._lengths[slot] = conversation.rows
+        self._speech[slot] = ScriptedSpeech()
         return Opened(slot, conversation.rows, ("generate_audio", "tts_voice"))
 
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
@@ -284,6 +297,8 @@ class ScriptedModel:
         result = self.answer(unit, length)
         if isinstance(result, UnitOutput):
             self._lengths[unit.slot] = length
+            speak = partial(answer_loud, unit, length, is_listen=False)
+            result = self._speech[unit.slot].apply(unit, result, speak)
         return result
 
     def _answer(self, unit: Unit, context_length: int) -> UnitOutput | UnitFailure:
@@ -325,6 +340,7 @@ class ScriptedModel:
                 message = f"ends at {length} tokens, not {past.context_length}"
                 return _refusal(slot, "REBUILD_DIFFERS", past, message)
             self._lengths[slot] = length
+            self._speech[slot].waiting = unfinished(past.state)
         is_complete = len(taken) == len(units)
         return Rebuilt(slot, len(taken), self._lengths[slot], is_complete)
 
@@ -348,6 +364,7 @@ class ScriptedModel:
         """Forget the conversation or chat of a slot."""
         self._chats.pop(slot, None)
         self._lengths.pop(slot, None)
+        self._speech.pop(slot, None)
         self._settle_s.pop(slot, None)
 
     def is_clean(self, slot: int) -> bool:

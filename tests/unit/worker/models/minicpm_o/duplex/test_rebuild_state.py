@@ -13,10 +13,14 @@ from duplane.worker.models.minicpm_o.duplex.rebuild_state import (
     decode,
     encode,
 )
-from duplane.worker.models.types import StateChange
+from duplane.worker.models.types import MAX_SPEECH_REQUESTS, StateChange
 
 IDS = st.lists(st.integers(0, MAX_NUMBER), max_size=40).map(tuple)
-CHANGES = st.builds(StateChange, IDS, IDS, st.integers(0, MAX_NUMBER), st.booleans())
+FLAG = st.booleans()
+REQUESTS = st.lists(st.tuples(st.integers(0, MAX_NUMBER), IDS), max_size=MAX_SPEECH_REQUESTS).map(
+    tuple
+)
+CHANGES = st.builds(StateChange, IDS, IDS, st.integers(0, MAX_NUMBER), FLAG, FLAG, FLAG, REQUESTS)
 
 
 @given(CHANGES)
@@ -50,12 +54,20 @@ def test_the_state_of_a_speaking_unit_is_small() -> None:
     assert len(state) < 130
 
 
+def test_without_requests_the_state_is_that_of_older_workers() -> None:
+    assert encode(StateChange((7,), (300,), 4, interrupted_turn=True)) == bytes(
+        (1, 1, 4, 1, 7, 1, 0xAC, 2)
+    )
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
         (b"", "version of the state is absent"),
         (b"\x02\0\0\0\0", "version of the state is 2"),
-        (b"\x01\x02\0\0\0", "unknown flags"),
+        (b"\x01\x10\0\0\0", "unknown flags"),
+        (b"\x01\x08\0\0\0\0", "0 requests"),
+        (b"\x01\x08\0\0\0\x09", "9 requests"),
         (b"\x01\0\xff\xff\xff\xff\x7f\0\0", "number above"),
         (b"\x01\0\xff\xff\xff\xff\xff\x01\0\0", "too many bytes"),
         (encode(StateChange((0,) * (MAX_IDS + 1))), "more than 4096"),

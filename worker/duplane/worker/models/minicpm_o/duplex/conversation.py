@@ -14,12 +14,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.duplex.context_window import Window
+from duplane.worker.models.minicpm_o.duplex.requested_speech import RequestedSpeech
 from duplane.worker.models.minicpm_o.duplex.sampling import SlotSampling
 from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState, UnitState
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk
-from duplane.worker.models.types import FloatArray, Unit, UnitFailure
+from duplane.worker.models.types import FloatArray, SpeechResult, Unit, UnitFailure
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Conversation:
     - `past_speech`: the speech that a rebuild still has to repeat.
     - `awaits_voice`: the last turn has ended, and the prompt of the voice must be computed before
       the next turn.
+    - `requested`: the texts that a caller wants to be spoken.
     """
 
     slot: int
@@ -96,6 +98,7 @@ class Conversation:
     settle_s: float = 0.0
     past_speech: PastSpeech = field(default_factory=PastSpeech)
     awaits_voice: bool = False
+    requested: RequestedSpeech = field(default_factory=RequestedSpeech)
 
 
 class InputRows(NamedTuple):
@@ -130,6 +133,9 @@ class RunningUnit:
     - `speech_tokens`: the tokens that the talker has drawn.
     - `chunks`: the vocoder chunks that wait to be decoded. `mel` belongs to the first of them.
     - `samples`: the samples of the decoded chunks.
+    - `request`: the number of the request whose text the unit speaks; None if there is none.
+    - `results`: the requests that the unit has refused or interrupted.
+    - `new_requests`: how many requests the unit has added.
     """
 
     slot: int
@@ -155,3 +161,6 @@ class RunningUnit:
     chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
     mel: Tensor | None = None
     samples: list[FloatArray] = field(default_factory=list[FloatArray])
+    request: int | None = None
+    results: list[SpeechResult] = field(default_factory=list[SpeechResult])
+    new_requests: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -27,7 +28,13 @@ from duplane.worker.models.minicpm_o.probe import Probe
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.types import PreparedImage
-from duplane.worker.models.types import StateChange, Unit, UnitFailure, UnitOutput
+from duplane.worker.models.types import (
+    SpeechOutcome,
+    StateChange,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+)
 
 PrefilledBatch = tuple[Sequence[RunningUnit], Tensor]
 """Units that were fed together, and the logits [units, ids] of their last rows."""
@@ -143,6 +150,22 @@ class Pipeline:
                 unit.failure = self.inputs.buffer_audio(prepared)
             if unit.failure is None:
                 unit.first_draw = unit.conversation.sampling.uniforms.used_count
+                self._take_requests(unit)
+
+    def _take_requests(self, unit: RunningUnit) -> None:
+        """Add the unit's requests to speak, and let the unit speak the oldest one if it is due.
+
+        A request goes before `force_listen_count`, but not before a forced listen.
+        """
+        requested, turn = unit.conversation.requested, unit.conversation.turn
+        if unit.unit.force_listen:
+            unit.results += requested.end()
+        before = len(requested.requests)
+        unit.results += requested.add(self._tokens, turn, unit.unit.speech)
+        unit.new_requests = len(requested.requests) - before
+        if not unit.unit.force_listen:
+            unit.request = requested.due(turn)
+            unit.state.is_forced &= unit.request is None
 
     def row_limit(self, unit: RunningUnit) -> int:
         """Return the length of the longest context that has room for the unit and its output."""
@@ -207,7 +230,13 @@ class Pipeline:
             logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]
         samplings = [unit.conversation.sampling for unit in choosing]
         begins_unit = [unit.state.is_begin for unit in choosing]
-        choices = self._sampling.choose(samplings, logits, begins_unit)
+        required = [
+            None
+            if unit.request is None
+            else unit.conversation.requested.required(self._tokens, unit.state)
+            for unit in choosing
+        ]
+        choices = self._sampling.choose(samplings, logits, begins_unit, required)
         for row, (unit, (token, decision, probability)) in enumerate(
             zip(choosing, choices, strict=True)
         ):
@@ -241,12 +270,20 @@ class Pipeline:
                 unit.conversation.status = Status.LOST
             return unit.failure
         state = unit.state
+        requested = unit.conversation.requested
+        has_ended = any(end.outcome is SpeechOutcome.INTERRUPTED for end in unit.results)
+        new_requests = islice(requested.requests, len(requested.requests) - unit.new_requests, None)
         change = StateChange(
             speech_token_ids=tuple(unit.speech_tokens),
             chosen_token_ids=tuple(unit.chosen_ids),
             draw_count=unit.conversation.sampling.uniforms.used_count - unit.first_draw,
             interrupted_turn=unit.is_interrupting,
+            was_requested=unit.request is not None,
+            ended_requests=has_ended,
+            requests=tuple(new_requests),
         )
+        if unit.request is not None:
+            unit.results += requested.spoken(len(state.text_ids))
         return UnitOutput(
             slot=unit.slot,
             is_listen=state.is_listen,
@@ -266,6 +303,8 @@ class Pipeline:
             listen_probability=unit.listen_probability,
             state=rebuild_state.encode(change),
             change=change,
+            speech_request=unit.request,
+            speech_results=tuple(unit.results),
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:

@@ -178,6 +178,8 @@ class Rebuilder:
                 raise _RefusedError(past, "a unit cannot have these ids", "token_ids")
             if change.speech_token_ids and state.is_listen:
                 raise _RefusedError(past, "a unit that listens has speech", "speech_token_ids")
+            if not conversation.requested.repeat(self._tokens, change, state.text_ids):
+                raise _RefusedError(past, "the unit cannot have these requests", "rebuild_state")
             unit = RunningUnit(share.slot, past.unit, conversation, state, change.interrupted_turn)
             prepared = self._inputs.prepare(past.unit)
             if isinstance(prepared, UnitFailure):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from duplane.worker.models.minicpm_o.duplex.requested_speech import Required
 from duplane.worker.models.minicpm_o.llm.sampling import (
     CountedUniforms,
     DrawSettings,
@@ -108,10 +109,13 @@ class DuplexSampling:
         conversations: Sequence[SlotSampling],
         logits: Tensor,
         begins_unit: Sequence[bool] = (),
+        required: Sequence[Required | None] = (),
     ) -> list[Choice]:
         """Choose one id for each conversation from raw logits, float32 `[slots, vocabulary]`.
 
         `begins_unit` tells for which conversations the probability of listening is reported.
+        `required` are ids that must be chosen. They are counted, and uniform numbers are used, as
+        if the model had drawn these ids.
 
         A first draw, from the raw logits at temperature 1, decides whether the text of the unit
         ends (`<|chunk_eos|>`). So penalties do not change the moment at which the model pauses. If
@@ -147,6 +151,9 @@ class DuplexSampling:
             Choice(int(token), Decision(int(reason)), *(listening if reported else ()))
             for (token, reason, *listening), reported in zip(decided, is_reported, strict=True)
         ]
+        if any(required):
+            pairs = zip(choices, required, strict=True)
+            choices = [self._following(choice, wanted) for choice, wanted in pairs]
         self._penalised.push(
             [
                 (each.slot, choice.token, each.recent)
@@ -160,6 +167,16 @@ class DuplexSampling:
             if not each.draws.is_greedy:
                 each.uniforms.advance(2 if choice.decision is Decision.CHOICE else 1)
         return choices
+
+    def _following(self, choice: Choice, required: Required | None) -> Choice:
+        """Return the choice, changed so that it follows what is required of its unit."""
+        if required is None or choice.decision is Decision.NOT_FINITE:
+            return choice
+        if required.token == self._tokens.chunk_eos:
+            return Choice(required.token, Decision.CHUNK_END)
+        if choice.decision is Decision.CHUNK_END and required.may_end:
+            return choice
+        return Choice(required.token, Decision.CHOICE)
 
     def _scores(
         self, conversations: Sequence[SlotSampling], logits: Tensor

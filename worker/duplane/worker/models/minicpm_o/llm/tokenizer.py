@@ -23,7 +23,10 @@ CHARACTERS_PER_ROW = 64
 
 
 class Tokens:
-    """Converts text to ids and back, and has the ids that control a duplex conversation."""
+    """Converts text to ids and back, and has the ids that control a duplex conversation.
+
+    `marks` are the ids that stand for no text, `forbidden` those that the model never speaks.
+    """
 
     def __init__(
         self,
@@ -51,8 +54,10 @@ class Tokens:
             for number, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
+        self.marks = frozenset(tokenizer.get_added_tokens_decoder())
         self.bad_ids = tuple(bad_ids)
         self.forbidden = (self.tts_pad, *self.bad_ids, self.chunk_eos)
+        self.unspeakable = frozenset(self.forbidden) | self.marks
         self.terminators = frozenset((self.listen, self.chunk_eos, self.chunk_tts_eos))
 
     @classmethod
