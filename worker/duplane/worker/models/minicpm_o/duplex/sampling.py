@@ -145,11 +145,13 @@ class DuplexSampling:
         reasons = torch.where(logits.sum(-1).isfinite(), reasons, int(Decision.NOT_FINITE))
         columns = [ids, reasons]
         if p_end is not None and p_listen is not None:
-            columns.append(((1 - p_end) * p_listen * ~is_listen_rank).clamp(0, 1))
-        decided = download(torch.stack([each.double() for each in columns], dim=-1)).tolist()
+            if any(each.options.listen_top_k for each in conversations):
+                p_listen = torch.where(is_listen_rank, 0.0, p_listen)
+            columns += [p_end, p_listen]  # multiplied on the host: each kernel has a fixed cost
+        decided = download(torch.stack(columns, dim=-1)).tolist()
         choices = [
-            Choice(int(token), Decision(int(reason)), *(listening if reported else ()))
-            for (token, reason, *listening), reported in zip(decided, is_reported, strict=True)
+            Choice(int(token), Decision(int(reason)), _product(likely) if reported else None)
+            for (token, reason, *likely), reported in zip(decided, is_reported, strict=True)
         ]
         if any(required):
             pairs = zip(choices, required, strict=True)
@@ -209,3 +211,9 @@ class DuplexSampling:
             return scores, torch.zeros_like(turn, dtype=torch.bool)
         rank = (scores > scores[:, eos, None]).sum(-1)
         return scores, rank < listen_top_k
+
+
+def _product(likely: Sequence[float]) -> float:
+    """Return the probability that the unit does not end, and that the next draw is to listen."""
+    p_end, p_listen = likely
+    return min(max((1 - p_end) * p_listen, 0.0), 1.0)

@@ -90,9 +90,9 @@ class DrawSettings:
 
 
 class Chosen(NamedTuple):
-    """What each row has chosen, and the probability, float64, of one watched id before the choice.
+    """What each row has chosen, and the probability of one watched id before the choice.
 
-    `probability` is None if no id was watched. It is 1 or 0 in a row that takes the most likely id.
+    `probability` is float64, and None if no id was watched.
     """
 
     choice: Tensor
@@ -105,7 +105,10 @@ def choose_ids(
     uniforms: Sequence[float],
     watched: int | None = None,
 ) -> Chosen:
-    """Choose one id per row of penalised scores, float32 `[rows, ids]`."""
+    """Choose one id per row of penalised scores, float32 `[rows, ids]`.
+
+    A row that takes the most likely id has the probability 1 or 0.
+    """
     likeliest = scores.argmax(-1)
     if not any(row.is_drawn for row in settings):
         return Chosen(likeliest, None if watched is None else (likeliest == watched).double())
@@ -134,8 +137,9 @@ def choose_ids(
         if ids is None:
             probability = probabilities[:, watched].double()
         else:
-            probability = torch.where(ids == watched, probabilities, 0.0).sum(-1).double()
-        probability = torch.where(is_drawn, probability, (likeliest == watched).double())
+            probability = (probabilities * (ids == watched)).sum(-1, dtype=torch.float64)
+        if not all(row.is_drawn for row in settings):
+            probability = torch.where(is_drawn, probability, (likeliest == watched).double())
     if ids is not None:
         drawn = ids.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
     return Chosen(torch.where(is_drawn, drawn, likeliest), probability)
@@ -152,11 +156,12 @@ def chooses_id(
     """Return whether `token` is chosen from raw logits `[rows, ids]`: bool [rows].
 
     A greedy row chooses the most likely id. Any other row chooses the id that `draw` would choose
-    at temperature 1. Unlike `draw`, this needs no cumulative sums over all ids.
+    at temperature 1. Unlike `draw`, this needs no cumulative sums over all ids. The probability of
+    a greedy row has no meaning.
     """
     is_likeliest = logits.argmax(-1) == token
     if all(row.is_greedy for row in settings):
-        return Chosen(is_likeliest, is_likeliest.double() if is_watched else None)
+        return Chosen(is_likeliest, None)
     pairs = [(row.is_greedy, uniform) for row, uniform in zip(settings, uniforms, strict=True)]
     numbers = upload(pairs, logits.device, torch.float64)
     probabilities = logits.softmax(-1)
@@ -165,11 +170,8 @@ def chooses_id(
     total = stop + probabilities[:, token + 1 :].sum(-1, dtype=torch.float64)
     thresholds = numbers[:, 1] * total
     is_drawn = (before <= thresholds) & (thresholds < stop)
-    is_greedy = numbers[:, 0] > 0
-    probability = None
-    if is_watched:
-        probability = torch.where(is_greedy, is_likeliest.double(), (stop - before) / total)
-    return Chosen(torch.where(is_greedy, is_likeliest, is_drawn), probability)
+    chosen = torch.where(numbers[:, 0] > 0, is_likeliest, is_drawn)
+    return Chosen(chosen, (stop - before) / total if is_watched else None)
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
