@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import re
+import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import orjson
+import pybase64
 import pytest
 import soundfile
 from support.client_packages import needs_node_clients, needs_python_clients, run_client
 from support.fabric.real_fabric import RealFabric
 from support.paths import ROOT
+from support.time_limits import WITHIN_S
 
 from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.fabric.audio import resample_pcm
@@ -69,4 +75,75 @@ async def test_the_model_answers_the_live_client_for_node(
     arguments = (f"http://{fabric.edge}/v1", str(FORMATS[0].rate_hertz), str(sound))
     output = await run_client("live.mjs", *arguments)
     assert output.decode().splitlines() == [" ".join(ANSWERS), "close_requested"]
+    await fabric.all_free()
+
+
+@needs_python_clients
+async def test_the_model_answers_the_client_of_chat_completions(
+    fabric: RealFabric, tmp_path: Path
+) -> None:
+    samples, rate_hertz = soundfile.read(QUESTIONS, dtype="float32")
+    question = tmp_path / "question.wav"
+    soundfile.write(question, samples[: 2 * rate_hertz], rate_hertz)
+    url = f"http://{fabric.edge}/v1"
+    told = orjson.loads(await run_client("completions.py", url, str(question)))
+    assert told["heard"] > 0  # in a chat, the default model answers only typed questions
+    (name, again) = told["models"]
+    assert name == again == told["text"]["model"]
+    assert told["text"]["content"] == told["gathered_stream"] == ANSWERS[0]
+    streamed = told["streamed_text"]
+    assert (streamed["content"], streamed["role"]) == (ANSWERS[0], "assistant")
+    assert streamed["finish_reason"] == "stop"
+    assert streamed["total_tokens"] > 0
+    speech = told["speech"]
+    assert speech["transcript"] == told["streamed_speech"]["transcript"] == ANSWERS[0]
+    samples, rate_hertz = soundfile.read(io.BytesIO(pybase64.b64decode(speech["wav"])))
+    assert rate_hertz == 24_000
+    assert samples.std() > 0.01
+    assert told["streamed_speech"]["pcm_bytes"] >= rate_hertz
+    assert told["faults"] == [
+        ["BadRequestError", "unsupported_parameter", "n"],
+        ["BadRequestError", "invalid_value", "temperature"],
+        ["BadRequestError", "unsupported_parameter", "stop"],
+    ]
+    await fabric.all_free()
+
+
+async def run(commands: str, folder: Path) -> str:
+    """Run commands of a page in a shell; return what they write."""
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-euo", "pipefail", "-c", commands),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            output, errors = await shell.communicate()
+    finally:
+        if shell.returncode is None:
+            shell.kill()
+            await shell.wait()
+    assert shell.returncode == 0, errors.decode()
+    return output.decode()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+async def test_examples_of_the_page_do_what_it_says(fabric: RealFabric, tmp_path: Path) -> None:
+    page = (ROOT / "docs/completions.md").read_text()
+    examples = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    told = [await run(each.replace("127.0.0.1:8006", fabric.edge), tmp_path) for each in examples]
+    models, text, stream, spoken, heard = told
+    assert orjson.loads(models)["data"]
+    assert orjson.loads(text)["choices"][0]["message"]["content"] == ANSWERS[0]
+    *chunks, usage, last = [line.removeprefix("data: ") for line in stream.split("\n") if line]
+    assert last == "[DONE]"
+    assert orjson.loads(usage)["usage"]["total_tokens"] > 0
+    words = [orjson.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(words) == ANSWERS[1]
+    assert spoken.strip() == ANSWERS[0]
+    samples, rate_hertz = soundfile.read(tmp_path / "answer.wav")
+    assert rate_hertz == 24_000
+    assert samples.std() > 0.01
+    assert orjson.loads(heard)["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
     await fabric.all_free()

@@ -37,7 +37,7 @@ UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "web_search_options": (),
 }
 # The same for the fields of a message.
-_UNSUPPORTED_IN_MESSAGES: Mapping[str, Sequence[object]] = {
+UNSUPPORTED_IN_MESSAGES: Mapping[str, Sequence[object]] = {
     "audio": (),  # names an earlier answer, and the edge keeps none
     "tool_calls": ([],),
     "function_call": (),
@@ -83,7 +83,7 @@ def read_completion(event: Fields, limits: Limits, kind: str) -> CompletionTurn:
     for index, item in enumerate(event.items("messages", limits.chat_message_count) or ()):
         if isinstance(item, dict):
             message = Fields(cast("dict[str, object]", item), f"messages[{index}]")
-            _refuse_unsupported(message, _UNSUPPORTED_IN_MESSAGES)
+            _refuse_unsupported(message, UNSUPPORTED_IN_MESSAGES)
     read_messages(event, request, limits, _ROLES, _read_part)
     return CompletionTurn(
         request,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 import pybase64
 import pytest
+from support.paths import ROOT
 from support.protocols.transcripts import pcm, wav
 
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.dialects.o import REQUEST
-from duplane.edge.dialects.o_request import UNSUPPORTED, CompletionTurn, read_completion
+from duplane.edge.dialects.o_request import (
+    UNSUPPORTED,
+    UNSUPPORTED_IN_MESSAGES,
+    CompletionTurn,
+    read_completion,
+)
 from duplane.edge.payload.fields import parse
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
@@ -221,3 +228,10 @@ def test_bounds_are_those_of_chats() -> None:
     for part in (image(f"data:image/png;base64,{encoded(PNG)}"), sound(encoded(wav(16_000)))):
         with pytest.raises(ClientError):
             say(part, limits=limits)
+
+
+def test_page_names_every_refused_parameter() -> None:
+    page = (ROOT / "docs/completions.md").read_text()
+    (listed,) = re.findall(r"unless their value changes nothing: (.*?)\. The edge", page, re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", listed))
+    assert named == {*UNSUPPORTED, *UNSUPPORTED_IN_MESSAGES}
