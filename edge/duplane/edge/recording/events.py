@@ -25,7 +25,9 @@ from duplane.edge.payload.sound_format import (
 )
 
 _MIN_ENCODED = 64  # characters; shorter base64 (a dozen samples) stays in the event
-_REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
+_REFERENCE = re.compile(r"((?:data:[^,]{0,250},)?)@(blob/\d{1,9}\.[a-z0-9]{1,4})")
+# The base64 in a data URI is replaced; what comes before it stays in the event.
+_DATA_URI = re.compile(r"data:[^,]{0,243};base64,")
 _MAX_DEPTH = 64
 # File types: the bytes that identify each type, and the offset of these bytes.
 _SIGNATURES = (
@@ -36,7 +38,7 @@ _SIGNATURES = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
 )
-_WAV_SUFFIX = ".wav"
+WAV_SUFFIX = ".wav"
 _SETTINGS = "session.init"  # its voices stay in the event, as in the reference's recordings
 _DATA_KEYS = ("data", "base64")  # fields with raw audio, unless the first bytes show another type
 # Events of OpenAI's protocols with raw audio in the field `delta`; in others this field has text.
@@ -69,7 +71,7 @@ class Blob:
     @property
     def wav_name(self) -> str:
         """The name of the WAV file that has the same sound as raw audio of the conversation."""
-        return self.name.rpartition(".")[0] + _WAV_SUFFIX
+        return self.name.rpartition(".")[0] + WAV_SUFFIX
 
     @property
     def reference(self) -> str:
@@ -121,13 +123,15 @@ def _keep(text: str, key: str) -> str:
 
 
 def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> str:
-    if len(text) < _MIN_ENCODED or len(text) % 4:
+    uri = _DATA_URI.match(text)
+    encoded = text[uri.end() :] if uri else text
+    if len(encoded) < _MIN_ENCODED or len(encoded) % 4:
         return text
     try:
-        content = pybase64.b64decode(text, validate=True)
+        content = pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return text
-    return add_blob(content, key)
+    return (uri[0] if uri else "") + add_blob(content, key)
 
 
 def payload_trace(blobs: Sequence[Blob]) -> dict[str, object]:
@@ -167,12 +171,12 @@ def join(event: object, read: Callable[[str], bytes]) -> object:
         reference = _REFERENCE.fullmatch(text)
         if reference is None:
             return text
-        name = reference[1]
-        stem = name.removesuffix(_WAV_SUFFIX)
+        head, name = reference.groups()
+        stem = name.removesuffix(WAV_SUFFIX)
         names = [f"{stem}.{suffix}" for suffix in RAW_SUFFIXES] if stem != name else []
         for each in (*names, name):
             with contextlib.suppress(LookupError, FileNotFoundError):
-                return pybase64.b64encode_as_string(read(each))
+                return head + pybase64.b64encode_as_string(read(each))
         return text
 
     return _map_texts(event, join_text)
@@ -197,7 +201,8 @@ def _map_texts(
 def _suffix(content: bytes, key: str, event: object, sound: SoundFormat) -> str:
     is_audio = "audio" in key or key in _DATA_KEYS
     is_audio |= key == "delta" and event_type(event) in _AUDIO_DELTAS
-    if is_audio and sound.encoding is not Encoding.FLOAT32:
+    is_file = key in _DATA_KEYS and content.startswith(b"RIFF") and content[8:12] == b"WAVE"
+    if is_audio and sound.encoding is not Encoding.FLOAT32 and not is_file:
         return sound.suffix  # such sound may begin with any bytes
     for offset, signature, suffix in _SIGNATURES:
         if content.startswith(signature, offset):

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from duplane.edge.payload.sound_format import SoundFormat
-from duplane.edge.recording.events import Blob, event_type, payload_trace, split
+from duplane.edge.recording.events import WAV_SUFFIX, Blob, event_type, payload_trace, split
 from duplane.edge.recording.storage import (
     BLOBS,
     MODEL,
@@ -25,7 +25,7 @@ from duplane.edge.recording.storage import (
     write_meta,
 )
 from duplane.edge.recording.wav_writer import WavWriter, wav_file
-from duplane.fabric.audio import AudioError, Samples, samples_from_pcm
+from duplane.fabric.audio import AudioError, Samples, read_client_wav, samples_from_pcm
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class RecordingWriter:
         if direction is Direction.UP:
             self._write_audio(direction, samples_from_pcm(audio), at_s, sound)
             return
-        for samples in self._new_speech(event, blobs):
+        for samples in self._new_speech(event, blobs, sound):
             self._write_audio(direction, samples, at_s, sound)
 
     def _write_blob(self, name: str, content: bytes) -> None:
@@ -192,10 +192,17 @@ class RecordingWriter:
         self._has_spoken = not is_user
         self._count(self._wav(direction, sound).append(samples, begin_s))
 
-    def _new_speech(self, event: object, blobs: list[Blob]) -> Iterator[Samples]:
+    def _new_speech(
+        self, event: object, blobs: list[Blob], sound: SoundFormat
+    ) -> Iterator[Samples]:
         """Yield the model's audio in an event, unless the event only repeats earlier audio."""
-        if not (self._has_spoken and event_type(event) in _WHOLE_REPLIES):
-            yield from (_samples(blob) for blob in blobs if blob.is_audio)
+        if self._has_spoken and event_type(event) in _WHOLE_REPLIES:
+            return
+        for blob in blobs:
+            if blob.is_audio:
+                yield _samples(blob)
+            elif self._is_chat and blob.name.endswith(WAV_SUFFIX):
+                yield _file_samples(blob, sound)
 
     def _wav(self, direction: Direction, sound: SoundFormat) -> WavWriter:
         wav = self._wavs.get(direction)
@@ -209,6 +216,14 @@ class RecordingWriter:
 def _whole(content: bytes, sound: SoundFormat) -> bytes:
     """Return whole samples: the client may send the rest of the last one with the next event."""
     return content[: len(content) // sound.sample_bytes * sound.sample_bytes]
+
+
+def _file_samples(blob: Blob, sound: SoundFormat) -> Samples:
+    """Return the sound of a WAV file, which is a whole answer."""
+    try:
+        return read_client_wav(blob.content, rate_hertz=sound.rate_hertz)
+    except AudioError:
+        return np.zeros(0, np.float32)  # the blob itself is still recorded
 
 
 def _samples(blob: Blob) -> Samples:

@@ -368,7 +368,10 @@ async def test_client_that_vanishes_frees_its_slot_at_once(stage: str, tmp_path:
     assert meta.close_reason == "gone"
 
 
-@pytest.mark.parametrize("rest", [{}, STREAM], ids=["whole", "stream"])
+WAV_FILE = {"audio": {"format": "wav"}}
+
+
+@pytest.mark.parametrize("rest", [{}, STREAM, WAV_FILE], ids=["whole", "stream", "file"])
 async def test_recording_is_audible_and_names_its_dialect(
     rest: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -388,7 +391,7 @@ async def test_recording_is_audible_and_names_its_dialect(
     assert meta.close_reason == "answered"
     up, *down = read_events(directory)
     assert (up["dir"], up["frame"]) == ("up", body)
-    assert len(down) == (7 if rest else 1)
+    assert len(down) == (7 if rest is STREAM else 1)
     samples, rate_hertz = soundfile.read(directory / "model.wav", dtype="int16")
     assert (rate_hertz, int(samples.max())) == (24_000, pytest.approx(16384, abs=2))
     assert np.count_nonzero(samples) == 4800

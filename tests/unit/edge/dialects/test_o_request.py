@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import re
 from typing import Any
 
 import orjson
 import pybase64
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.paths import ROOT
 from support.protocols.transcripts import pcm, wav
 
@@ -228,6 +232,49 @@ def test_bounds_are_those_of_chats() -> None:
     for part in (image(f"data:image/png;base64,{encoded(PNG)}"), sound(encoded(wav(16_000)))):
         with pytest.raises(ClientError):
             say(part, limits=limits)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+WHOLE: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": "x", "name": "y"},
+        {"role": "user", "content": [image(f"data:image/png;base64,{encoded(PNG)}")]},
+        {"role": "user", "content": [sound(encoded(wav(160)))]},
+    ],
+    **AUDIO,
+    **dict.fromkeys(("stream", "stream_options", "max_tokens", "seed", "temperature", "top_p")),
+    **dict.fromkeys(UNSUPPORTED),
+}
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return each container in a value, with each of its keys or indices."""
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
+    inner = [place for key in keys for place in places(value[key])]
+    return [(value, key) for key in keys] + inner
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_value_at_any_place_is_read_or_refused(data: st.DataObject) -> None:
+    body = copy.deepcopy(WHOLE)
+    container, key = data.draw(st.sampled_from(places(body)))
+    container[key] = data.draw(VALUES)
+    with contextlib.suppress(ClientError):
+        assert len(read(body).request.messages) == 3
 
 
 def test_page_names_every_refused_parameter() -> None:

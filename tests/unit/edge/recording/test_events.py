@@ -81,6 +81,18 @@ def test_what_is_split_can_be_joined(event: object) -> None:
     assert join(parts, contents.__getitem__) == event
 
 
+def test_picture_in_a_data_uri_becomes_a_file() -> None:
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(100)
+    head = "data:image/png;base64,"
+    event = {"image_url": {"url": head + pybase64.b64encode(picture).decode()}}
+    parts, (blob,) = split(orjson.dumps(event), 7)
+    assert parts == {"image_url": {"url": f"{head}@blob/000007.png"}}
+    assert (blob.content, blob.is_picture) == (picture, True)
+    assert join(parts, {blob.name: picture}.__getitem__) == event
+    told = {"url": f"{head}@blob/000008.png"}
+    assert join(told, {blob.name: picture}.__getitem__) == told
+
+
 def test_names_are_made_safe() -> None:
     assert safe_name("../../etc/passwd") == "______etc_passwd"
     assert safe_name("") == "_"
