@@ -69,9 +69,10 @@ def test_a_sample_may_begin_in_one_append_and_end_in_the_next() -> None:
     assert begun == b""
 
 
-def test_an_append_without_a_whole_sample_is_refused() -> None:
+def test_an_append_without_a_whole_sample_is_kept_and_an_empty_one_is_refused() -> None:
+    assert decode_append(Fields({"audio": b"\1"}), INT16, b"", 30.0) == (b"", b"\1")
     with pytest.raises(ClientError, match="audio: is empty"):
-        decode_append(Fields({"audio": b"\0"}), INT16, b"", 30.0)
+        decode_append(Fields({"audio": b""}), INT16, b"", 30.0)
 
 
 def test_too_long_an_append_is_refused() -> None:
