@@ -13,6 +13,7 @@ from support.protocols.transcripts import all_transcripts
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.close import CloseReason
+from duplane.edge.dialects.openai_errors import ERRORS
 from duplane.edge.session.move_table import TRANSITIONS, MoveEvent, MovePhase
 from pages.events import FOLDER, events
 from pages.moves import EVENTS, PHASES
@@ -31,8 +32,10 @@ def test_page_names_every_event_and_code() -> None:
     for dialect in DIALECTS.values():
         for kind in (*dialect.replies, *dialect.server_events):
             assert f"`{kind}`" in page
-    for code in ErrorCode:
+    for code in set(ErrorCode) - {ErrorCode.CREDENTIAL_ENDED}:  # only OpenAI's protocols tell it
         assert f"`{code}`" in page
+    for _, name in ERRORS.values():
+        assert f"`{name}`" in page
 
 
 def test_page_names_every_phase_and_event_of_a_move() -> None:

@@ -108,5 +108,6 @@ CODES: Mapping[ErrorCode, str] = {
     ErrorCode.WORKER_BUSY: "no slot became free in time",
     ErrorCode.WORKER_CONNECT_FAILED: "the edge cannot reach the granted worker",
     ErrorCode.UNSUPPORTED: "the event is for an ability that the model does not have",
+    ErrorCode.CREDENTIAL_ENDED: "the credential of the client is revoked, disabled or expired",
     ErrorCode.INFERENCE_ERROR: "one unit or turn failed; the next one may succeed",
 }

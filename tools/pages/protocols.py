@@ -330,10 +330,11 @@ def _codes() -> Iterator[str]:
         [
             [_code(code), _code(code.fault), CODES[code], str(closing.get(code, "no"))]
             for code in ErrorCode
-            if code is not ErrorCode.UNSUPPORTED
+            if code not in (ErrorCode.UNSUPPORTED, ErrorCode.CREDENTIAL_ENDED)
         ],
     )
     yield "## Error codes of L\n"
+    closing[ErrorCode.CREDENTIAL_ENDED] = CLOSE_CODES[CloseReason.CREDENTIAL_ENDED]
     yield from _table(
         ["code", "type", "meaning", "closes"],
         [

@@ -8,7 +8,8 @@ from enum import StrEnum
 class ErrorCode(StrEnum):
     """The `code` of an `error` event in A and B, whose published schema allows no other values.
 
-    Other dialects have codes of their own for the same errors. A and B never send UNSUPPORTED.
+    Other dialects have codes of their own for the same errors. A and B never send UNSUPPORTED
+    and CREDENTIAL_ENDED.
     """
 
     NOT_READY = "not_ready"
@@ -21,6 +22,7 @@ class ErrorCode(StrEnum):
     WORKER_CONNECT_FAILED = "worker_connect_failed"
     INFERENCE_ERROR = "inference_error"
     UNSUPPORTED = "unsupported"
+    CREDENTIAL_ENDED = "credential_ended"
 
     @property
     def fault(self) -> str:
@@ -35,6 +37,7 @@ _CLIENT_ERRORS = frozenset(
         ErrorCode.MISSING_FIELD,
         ErrorCode.INVALID_PAYLOAD,
         ErrorCode.UNSUPPORTED,
+        ErrorCode.CREDENTIAL_ENDED,
     }
 )
 

@@ -57,6 +57,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
 }
 
 # For these reasons the client gets an `error` event; for all others `session.closed` or no event.
+# A dialect may have other codes: see `Dialect.refusals`.
 REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.SERVICE_UNAVAILABLE: ErrorCode.SERVICE_UNAVAILABLE,
     CloseReason.MODEL_NOT_SERVED: ErrorCode.SERVICE_UNAVAILABLE,

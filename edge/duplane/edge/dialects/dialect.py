@@ -17,7 +17,7 @@ import pybase64
 
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.clock import Moment
-from duplane.edge.close import CLOSE_CODES, REFUSALS, Close
+from duplane.edge.close import CLOSE_CODES, REFUSALS, Close, CloseReason
 from duplane.edge.dialects.actions import Action, Configure
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -79,6 +79,8 @@ class Dialect(ABC):
     # Type of a server event -> the phases in which it is sent.
     server_events: ClassVar[ServerEvents]
     queue_prefix: ClassVar[str] = "session."
+    # For these close reasons the client gets an `error` event.
+    refusals: ClassVar[Mapping[CloseReason, ErrorCode]] = REFUSALS
 
     # The sound that the client sends, and the sound that it gets: those of A to D. Each rate is
     # converted if the model has another one.
@@ -201,7 +203,7 @@ class Dialect(ABC):
 
     def ended(self, close: Close, now: Moment) -> list[bytes]:
         """Render the end of the session; nothing if the dialect has no event for the reason."""
-        code = REFUSALS.get(close.reason)
+        code = self.refusals.get(close.reason)
         events = (
             self._closed_events(close, now)
             if code is None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
+from typing import ClassVar
 
+from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
+from duplane.edge.close import REFUSALS, CloseReason
 from duplane.edge.dialects.actions import Append
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, decode_append
@@ -17,6 +21,11 @@ from duplane.fabric.v1 import lease_pb2
 
 class OpenAIDialect(DuplexDialect, ABC):
     """One client of OpenAI's protocols."""
+
+    refusals: ClassVar[Mapping[CloseReason, ErrorCode]] = {
+        **REFUSALS,
+        CloseReason.CREDENTIAL_ENDED: ErrorCode.CREDENTIAL_ENDED,
+    }
 
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         super().__init__(identity, limits, mode)

@@ -26,6 +26,7 @@ ERRORS: Mapping[ErrorCode, tuple[str, str]] = {
     ErrorCode.MISSING_FIELD: (CLIENT_ERROR, "missing_required_parameter"),
     ErrorCode.INVALID_PAYLOAD: (CLIENT_ERROR, "invalid_value"),
     ErrorCode.UNSUPPORTED: (CLIENT_ERROR, "unsupported"),
+    ErrorCode.CREDENTIAL_ENDED: (CLIENT_ERROR, "invalid_api_key"),
     ErrorCode.SERVICE_UNAVAILABLE: (_SERVER, "server_busy"),
     ErrorCode.QUEUE_FULL: (_SERVER, "server_busy"),
     ErrorCode.WORKER_BUSY: (_SERVER, "server_busy"),

@@ -9,6 +9,7 @@ from support.protocols.specifications import corpus
 
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.dialect import Phase
 from duplane.edge.dialects.l import UNSUPPORTED, DialectL
 from duplane.edge.dialects.openai_errors import ERRORS
@@ -51,6 +52,16 @@ def test_an_event_for_an_ability_that_is_lacking_is_refused(kind: str, phase: Ph
 
 def test_every_error_of_the_edge_has_a_code_of_openai() -> None:
     assert set(ERRORS) == set(ErrorCode)
+
+
+def test_an_ended_credential_is_told_as_what_it_is() -> None:
+    client = dialect()
+    close = Close(CloseReason.CREDENTIAL_ENDED, "the key is revoked")
+    (told,) = map(orjson.loads, client.ended(close, Moment(0.0, 0)))
+    error = told["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert error["message"] == "the key is revoked"
+    assert client.close_code(close) == 1008
 
 
 @pytest.mark.parametrize("given", [7, "x" * 257, None, ["x"]])
