@@ -28,6 +28,7 @@ from duplane.edge.payload.media import decode_audio
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import recordings
 from duplane.edge.routing import ENDPOINTS, Endpoint, Route
+from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 KINDS = ("input.append", "turn", "cancel")
@@ -131,6 +132,21 @@ async def test_only_a_turn_asks_for_a_slot(edge: LiveEdge) -> None:
         turn.say(session_pb2.ChatResponse(done=session_pb2.Done()))
         await expect(client, "done")
         await edge.fabric.settled()  # the slot is free between turns
+    await edge.settled()
+
+
+@pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.KIND_NOT_SERVED])
+async def test_turn_without_a_slot_fails_alone(edge: LiveEdge, reason: Reason) -> None:
+    async with edge.connect_to("/ws/chat") as client:
+        await send(client, {"type": "turn"})
+        await expect(client, "taken")
+        (await edge.fabric.acquisition()).refuse(reason)
+        await expect(client, "error")
+        await send(client, {"type": "turn"})
+        await expect(client, "taken")
+        (await edge.fabric.acquisition()).grant()
+        (await edge.fabric.turn()).say(session_pb2.ChatResponse(done=session_pb2.Done()))
+        await expect(client, "done")
     await edge.settled()
 
 

@@ -9,9 +9,9 @@ from typing import cast
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.dialects.actions import Turn
 from duplane.edge.dialects.chat_request import ROLES, MediaBudget, read_messages, read_sound
-from duplane.edge.payload.fields import Fields, invalid, missing
+from duplane.edge.payload.fields import Fields, invalid
 from duplane.edge.payload.media import WAV_IN_BASE64
-from duplane.edge.payload.pictures import decode_picture
+from duplane.edge.payload.pictures import decode_data_uri
 from duplane.edge.settings import Limits
 from duplane.fabric.bounds import CHAT_CONFIG
 from duplane.fabric.settings import MAX_LABEL_LENGTH
@@ -49,8 +49,6 @@ _ROLES: Mapping[str, session_pb2.ChatRole] = {
 }
 _TEXT, _AUDIO = "text", "audio"
 _SEED_LIMIT = 2**63 - 1
-_DATA_URI, _BASE64 = "data:", ";base64"
-_MAX_URI_HEAD = 256  # characters before the comma of a data URI
 _DEFAULT_TEMPERATURE, _DEFAULT_TOP_P = 0.7, 0.8  # those of dialect D
 _DEFAULT_TOKEN_COUNT = 2048
 
@@ -152,8 +150,7 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
         case "image_url":
             image = part.required_fields("image_url")
             path = image.path("url")
-            encoded = _in_data_uri(image.get("url", str, required=True), path)
-            picture = decode_picture(encoded, path, limits)
+            picture = decode_data_uri(image.get("url", str, required=True), path, limits)
             return session_pb2.ChatPart(image=budget.spend(picture, path))
         case "input_audio":
             audio = part.required_fields("input_audio")
@@ -166,17 +163,3 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
             return session_pb2.ChatPart(audio=sound)
         case _:
             raise invalid(part.path("type"), "must be one of text, image_url, input_audio")
-
-
-def _in_data_uri(url: str, path: str) -> str:
-    """Return the base64 in a data URI of a picture. The edge fetches nothing."""
-    comma = url.find(",", 0, _MAX_URI_HEAD)
-    head = url[:comma].lower() if comma >= 0 else ""
-    if not head.startswith(_DATA_URI):
-        raise invalid(path, "must be a data URI: no pictures are fetched")
-    if not head.endswith(_BASE64):
-        raise invalid(path, "must be a data URI with base64")
-    encoded = url[comma + 1 :]
-    if not encoded:
-        raise missing(path)
-    return encoded

@@ -17,6 +17,7 @@ _OBJECT_ALIASES = ("data", "base64")
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
+_MAX_URI_HEAD = 256  # characters before the comma of a data URI
 _OS2_HEADER_BYTES = 12  # length of the oldest BMP header, whose sizes have 16 bits
 # Start-of-frame markers, which hold the size (ITU T.81, table B.1).
 _FRAME_STARTS = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
@@ -72,6 +73,23 @@ def decode_picture(encoded: object, path: str, limits: Limits) -> bytes:
     if size[0] * size[1] > limits.picture_pixels:
         raise invalid(path, f"must be at most {limits.picture_pixels} pixels")
     return picture
+
+
+def decode_data_uri(uri: str, path: str, limits: Limits) -> bytes:
+    """Decode the picture file in a data URI with base64. The edge fetches nothing from other URLs.
+
+    Raises ClientError.
+    """
+    comma = uri.find(",", 0, _MAX_URI_HEAD)
+    head = uri[:comma].lower() if comma >= 0 else ""
+    if not head.startswith("data:"):
+        raise invalid(path, "must be a data URI: no pictures are fetched")
+    if not head.endswith(";base64"):
+        raise invalid(path, "must be a data URI with base64")
+    encoded = uri[comma + 1 :]
+    if not encoded:
+        raise missing(path)
+    return decode_picture(encoded, path, limits)
 
 
 def picture_size(picture: bytes) -> tuple[int, int] | None:

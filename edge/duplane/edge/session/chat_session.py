@@ -13,7 +13,7 @@ from collections import deque
 
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
 from duplane.edge.clock import Moment
-from duplane.edge.close import Close, CloseReason
+from duplane.edge.close import REFUSALS, Close, CloseReason
 from duplane.edge.dialects.actions import (
     Action,
     Append,
@@ -188,10 +188,13 @@ class ChatSession(Session[ChatDialect]):
 
     def _cancel_turn(self, cancel: CancelTurn, now: Moment) -> list[bytes]:
         """End the turn that waits or runs. Its call to the worker ends immediately."""
+        self._stop_turn()
+        return self.dialect.cancelled(cancel, now) + self._end_turn(now)
+
+    def _stop_turn(self) -> None:
         self._turns.clear()
         self.time_limits.stop(TimeLimit.SCHEDULER, TimeLimit.SLOT)
         self.effects.append(StopTurn())
-        return self.dialect.cancelled(cancel, now) + self._end_turn(now)
 
     def _check_room(self, turn: Turn) -> None:
         """Raise ClientError if no further turn can be accepted."""
@@ -330,6 +333,14 @@ class ChatSession(Session[ChatDialect]):
         else:
             self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
         return []
+
+    def _slot_refused(self, close: Close, now: Moment) -> list[bytes]:
+        """Refuse the turn that gets no slot. A session that needs slots only for turns goes on."""
+        code = REFUSALS.get(close.reason)
+        if code is None or self.dialect.is_one_shot or self.dialect.begins_with_slot:
+            return super()._slot_refused(close, now)
+        self._stop_turn()
+        return self.dialect.refused(code, close.text, now) + self._end_turn(now)
 
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
         self._attempt_count += 1

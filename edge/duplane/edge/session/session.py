@@ -171,14 +171,23 @@ class Session(ABC, Generic[D]):
         """Handle a failure of the request for a slot, or of the call to the worker."""
         if self.closed:
             return []
-        if not self.is_running and error.reason == Reason.KIND_NOT_SERVED:
-            unserved = Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
-            return self.end(unserved, now)
-        if not self.is_running and error.reason == Reason.MODEL_NOT_SERVED:
-            return self.end(Close(CloseReason.MODEL_NOT_SERVED, error.message), now)
-        if not self.is_running:
-            return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
-        return self._call_failed(error, now)
+        if self.is_running:
+            return self._call_failed(error, now)
+        return self._slot_refused(self._refusal_of(error), now)
+
+    def _refusal_of(self, error: FabricError) -> Close:
+        """Return the end of a session that gets no slot."""
+        match error.reason:
+            case Reason.KIND_NOT_SERVED:
+                return Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
+            case Reason.MODEL_NOT_SERVED:
+                return Close(CloseReason.MODEL_NOT_SERVED, error.message)
+            case reason:
+                return _REFUSED.get(reason, _NOT_READY)
+
+    def _slot_refused(self, close: Close, now: Moment) -> list[bytes]:
+        """Handle that the session gets no slot: it ends."""
+        return self.end(close, now)
 
     @abstractmethod
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
@@ -198,6 +207,8 @@ class Session(ABC, Generic[D]):
         return []
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit in (TimeLimit.SCHEDULER, TimeLimit.SLOT):
+            return self._slot_refused(EXPIRED[limit], now)
         return self.end(EXPIRED[limit], now)
 
     def drain(self, now: Moment) -> list[bytes]:
