@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,13 +96,21 @@ LINGERING = frozenset({CloseReason.TIMEOUT, CloseReason.CONTEXT_FULL})
 class Close:
     """The end of one session: the reason, a message for people, and the client's reason if any.
 
-    `code` says what is wrong with the only request of a connection, if that ends the session.
+    `code` says what is wrong with the only request of a connection, if that ends the session. A
+    client that is refused for now may ask again after `retry_s`; for most reasons nobody knows when
+    another session ends.
     """
 
     reason: CloseReason
     message: str = ""
     client_reason: str = ""
     code: ErrorCode | None = None
+    retry_s: float = 10.0
+
+    @property
+    def retry_after(self) -> str:
+        """The value of the header `Retry-After`."""
+        return str(math.ceil(self.retry_s))
 
     @property
     def text(self) -> str:

@@ -47,7 +47,7 @@ async def test_two_edges_share_the_quota_of_a_tenant(tmp_path: Path) -> None:
             told = await first_event(refused)
             assert told["error"] == {
                 "code": "queue_full",
-                "message": "Quota exhausted",
+                "message": "Quota exhausted: sessions at the same time",
                 "type": "server_error",
             }
             await refused.wait_closed()

@@ -81,8 +81,8 @@ class Acquisition:
     def queued(self, queued: lease_pb2.Queued) -> None:
         self.events.put_nowait(queued)
 
-    def refuse(self, reason: Reason) -> None:
-        self.events.put_nowait(FabricError(reason, "scripted"))
+    def refuse(self, reason: Reason, field: str = "") -> None:
+        self.events.put_nowait(FabricError(reason, "scripted", field=field))
 
     def grant(self) -> None:
         self.events.put_nowait(None)

@@ -35,8 +35,6 @@ _STATUSES: Mapping[CloseReason, HTTPStatus] = {
     CloseReason.WORKER_CONNECT_FAILED: HTTPStatus.SERVICE_UNAVAILABLE,
     CloseReason.SHUTDOWN: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-# A client whose tenant uses all its slots cannot know when one of its sessions ends.
-_RETRY_AFTER_S = "10"
 
 
 class ChatRoutes:
@@ -55,7 +53,7 @@ class ChatRoutes:
         chat_request = self._sessions.parse(request)
         with self._sessions.admitted(CHAT_MODE, chat_request) as refusal:
             if refusal:
-                return _refused(_STATUSES[refusal.reason], refusal.message)
+                return _refused(refusal)
             limits = self._limits
             body = await read_body(request, limits.chat_message_bytes, limits.init_s)
             now = self._clock.now()
@@ -103,14 +101,12 @@ class HttpChatClient:
 def _response(answer: bytes | None, closed: Close | None) -> web.Response:
     if answer is not None:
         return json_answer(answer)
-    if closed is None:
-        return _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
-    status = _STATUSES.get(closed.reason, HTTPStatus.INTERNAL_SERVER_ERROR)
-    return _refused(status, closed.text)
+    return _refused(closed or Close(CloseReason.FAILED, "internal error"))
 
 
-def _refused(status: int, message: str) -> web.Response:
-    answer = json_answer(error_body(message), status)
+def _refused(close: Close) -> web.Response:
+    status = _STATUSES.get(close.reason, HTTPStatus.INTERNAL_SERVER_ERROR)
+    answer = json_answer(error_body(close.text), status)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        answer.headers["Retry-After"] = _RETRY_AFTER_S
+        answer.headers["Retry-After"] = close.retry_after
     return answer

@@ -45,7 +45,6 @@ _CODES: Mapping[CloseReason, str] = {
 }
 _PARAMS = {CloseReason.MODEL_NOT_SERVED: "model"}
 _RETRIED = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
-_RETRY_AFTER_S = "10"  # nobody knows when a session ends
 
 
 class CompletionRoutes:
@@ -96,5 +95,5 @@ def _refused(close: Close) -> web.Response:
         body = refusal_body(status, close.text, code=code, param=param)
     answer = json_answer(body, status)
     if status in _RETRIED:
-        answer.headers["Retry-After"] = _RETRY_AFTER_S
+        answer.headers["Retry-After"] = close.retry_after
     return answer

@@ -30,10 +30,17 @@ D = TypeVar("D", bound=Dialect)
 # The reason why no lease was granted -> the close that the client gets.
 _REFUSED = {
     Reason.QUEUE_FULL: Close(CloseReason.QUEUE_FULL, "Queue full"),
-    Reason.TENANT_QUOTA: Close(CloseReason.QUOTA, "Quota exhausted"),
     Reason.TICKET_CANCELLED: Close(CloseReason.WORKER_BUSY, "taken out of the queue"),
     Reason.UNAVAILABLE: Close(CloseReason.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
 }
+# The field that names an exhausted limit -> what the client reads.
+_QUOTAS = {
+    "tenant_limits.session_count": "sessions at the same time",
+    "tenant_limits.waiting_count": "waiting sessions",
+    "tenant_limits.daily_minutes": "minutes of this day (UTC)",
+}
+_DAILY_QUOTA = "tenant_limits.daily_minutes"
+_DAY_S = 86_400
 _NOT_READY = Close(CloseReason.SERVICE_UNAVAILABLE, "Service not ready")
 
 
@@ -173,15 +180,17 @@ class Session(ABC, Generic[D]):
             return []
         if self.is_running:
             return self._call_failed(error, now)
-        return self._slot_refused(self._refusal_of(error), now)
+        return self._slot_refused(self._refusal_of(error, now), now)
 
-    def _refusal_of(self, error: FabricError) -> Close:
+    def _refusal_of(self, error: FabricError, now: Moment) -> Close:
         """Return the end of a session that gets no slot."""
         match error.reason:
             case Reason.KIND_NOT_SERVED:
                 return Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
             case Reason.MODEL_NOT_SERVED:
                 return Close(CloseReason.MODEL_NOT_SERVED, error.message)
+            case Reason.TENANT_QUOTA:
+                return _quota_exhausted(error.field, now)
             case reason:
                 return _REFUSED.get(reason, _NOT_READY)
 
@@ -228,3 +237,12 @@ class Session(ABC, Generic[D]):
         """The WebSocket close code of a session that has ended."""
         assert self.closed, "the session goes on"
         return self.dialect.close_code(self.closed)
+
+
+def _quota_exhausted(field: str, now: Moment) -> Close:
+    """Return the close for a tenant whose limit `field` is exhausted."""
+    name = _QUOTAS.get(field)
+    message = f"Quota exhausted: {name}" if name else "Quota exhausted"
+    if field != _DAILY_QUOTA:
+        return Close(CloseReason.QUOTA, message)
+    return Close(CloseReason.QUOTA, message, retry_s=_DAY_S - now.wall_s % _DAY_S)

@@ -17,7 +17,7 @@ import pybase64
 import pytest
 import soundfile
 from support.edge.credential_rig import KeyStore, bearer
-from support.edge.live_edge import QUICK, LiveEdge, live_edge
+from support.edge.live_edge import QUICK, HandSetClock, LiveEdge, live_edge
 from support.edge.raw_client import RawClient
 from support.edge.scripted_fabric import answered
 from support.time_limits import WITHIN_S
@@ -263,6 +263,30 @@ async def test_client_that_is_refused_for_now_is_told_when_to_ask_again() -> Non
         edge.fabric.is_automatic = True
         acquisition.grant()
         assert (await asking)[0] == 200
+
+
+@pytest.mark.parametrize("path", [PATH, "/api/chat"])
+@pytest.mark.parametrize(
+    ("limit", "told", "retry_s"),
+    [
+        ("session_count", "sessions at the same time", 10),
+        ("waiting_count", "waiting sessions", 10),
+        ("daily_minutes", "minutes of this day (UTC)", 3600),
+    ],
+)
+async def test_exhausted_quota_is_named_and_when_it_ends(
+    path: str, limit: str, told: str, retry_s: int
+) -> None:
+    clock = HandSetClock()
+    clock.advance(86_400 - clock.now().wall_s % 86_400 - 3600)  # an hour before midnight
+    async with live_edge(clock=clock) as edge, aiohttp.ClientSession() as client:
+        edge.fabric.is_automatic = False
+        url = f"http://{edge.edge.address}{path}"
+        asking = asyncio.ensure_future(client.post(url, json=ASK))
+        (await edge.fabric.acquisition()).refuse(Reason.TENANT_QUOTA, f"tenant_limits.{limit}")
+        async with await asking as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (429, str(retry_s))
+            assert (await answer.json())["detail"] == f"Quota exhausted: {told}"
 
 
 async def test_request_waits_for_a_slot_no_longer_than_clients_of_openai() -> None:
