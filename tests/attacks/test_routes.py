@@ -186,6 +186,21 @@ async def test_port_of_clients_has_no_route_of_operators(name: str, callers: Rea
             assert (there not in (401, 403)) is is_allowed(route, name), route.path
 
 
+async def test_wrong_method_tells_of_no_route_of_operators() -> None:
+    async with edge_with({"operator_listen": "127.0.0.1:0"}) as (edge, client):
+        for method, path, code in [
+            ("PUT", "/workers", 404),
+            ("POST", "/api/sessions/x/recording", 404),
+            ("PUT", "/nowhere", 404),
+            ("PUT", "/status", 405),
+            ("PUT", "/api/queue/x", 405),
+        ]:
+            async with client.request(method, f"http://{edge.address}{path}") as answer:
+                assert (answer.status, path) == (code, path)
+        async with client.put(f"http://{edge.operator_address}/workers") as answer:
+            assert answer.status == 405
+
+
 async def test_application_with_a_route_without_a_level_does_not_start() -> None:
     async def handle(_: web.Request) -> web.Response:
         return web.Response()

@@ -19,6 +19,7 @@ from duplane.fabric import process
 from duplane.fabric.tls.settings import FabricTlsSettings
 from duplane.scheduler.settings import SchedulerSettings
 from duplane.tools import servers
+from duplane.tools.up.fabric import UpSettings, edge_flags
 from duplane.worker.settings import ScriptSettings, SessionLimits, WorkerSettings
 from pages.settings import VERBS, Setting, settings_of, settings_page
 
@@ -249,6 +250,14 @@ def test_settings_of_credentials_are_set_by_flags(run: Run, tmp_path: Path) -> N
             arguments += [f"--{name.replace('_', '-')}", text]
     assert run("edge", *arguments).credentials == expected
     assert run("edge").credentials == CredentialSettings()
+
+
+def test_all_processes_together_pass_flags_on_to_the_edge(run: Run) -> None:
+    origins = ("https://page.example", "http://127.0.0.1:9000")
+    edge = run("edge", *edge_flags(UpSettings(allowed_origins=origins, auth="none")))
+    assert edge.allowed_origins == origins
+    assert edge.credentials.auth == "none"
+    assert run("edge", *edge_flags(UpSettings())) == run("edge")
 
 
 def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:

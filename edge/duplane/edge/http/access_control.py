@@ -45,6 +45,7 @@ _OPERATORS_ONLY = (
     " `Authorization: Bearer`; if the edge has neither, and demands no credential of clients, use"
     " http://localhost on the edge's own machine, without a proxy"
 )
+_OPERATORS = (Level.MONITOR, Level.OPERATOR)
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _JSON, _FORM = "application/json", "multipart/form-data"
 _CORS_ORIGIN = web.RequestKey("listed origin", str)
@@ -87,9 +88,8 @@ class AccessControl:
             return self._preflight(request)
         route = routes.get(request.match_info.route)
         if route is None:
-            self._count(request)
-            return await handler(request)  # raises 404 or 405
-        if not self.has_operators and route.level in (Level.MONITOR, Level.OPERATOR):
+            return await self._refuse(request, handler, routes)
+        if not self.has_operators and route.level in _OPERATORS:
             self._count(request)
             raise web.HTTPNotFound
         caller = await self._identify(request, route)
@@ -116,6 +116,18 @@ class AccessControl:
         finally:
             self._log(request, route, caller, status)
         return response
+
+    async def _refuse(
+        self,
+        request: web.Request,
+        handler: Handler,
+        routes: Mapping[AbstractRoute, HttpRoute],
+    ) -> web.StreamResponse:
+        """Raise the refusal of a request without a route: 404, or 405 for another method."""
+        self._count(request)
+        if not (self.has_operators or await _is_of_clients(request, routes)):
+            raise web.HTTPNotFound  # as for the right method: 405 would tell of the path
+        return await handler(request)
 
     def _log(self, request: web.Request, route: HttpRoute, caller: Caller, status: int) -> None:
         log_action(request, route, caller, status, self.logged_addresses)
@@ -178,6 +190,16 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         headers["Access-Control-Allow-Origin"] = origin
         headers["Access-Control-Expose-Headers"] = "Retry-After"
         headers["Vary"] = "Origin"
+
+
+async def _is_of_clients(request: web.Request, routes: Mapping[AbstractRoute, HttpRoute]) -> bool:
+    """Return whether clients have a route at the path of a request, for any method."""
+    for route, known in routes.items():
+        if known.level not in _OPERATORS and route.resource:
+            _, methods = await route.resource.resolve(request)
+            if methods:
+                return True
+    return False
 
 
 def _check_body(request: web.Request, route: HttpRoute) -> None:

@@ -74,6 +74,9 @@ class UpSettings:
     """File of API keys, one of which each client must show."""
     auth: Literal["keys", "none"] | None = None
     """`none` lets everybody who reaches the edge open sessions. Default: as for an edge."""
+    allowed_origins: Names = ()
+    """Origins of web pages of other hosts or ports that may use the edge, separated by commas, as
+    for an edge. Default: none."""
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None
     """Port of the edge's metrics for Prometheus, on 127.0.0.1. The scheduler has the next port, and
     the workers have the ports after that. Default: no metrics."""
@@ -228,10 +231,10 @@ async def running(settings: UpSettings, certificates: Path | None = None) -> Asy
         checkpoint: Path | str | None = settings.checkpoint
         if is_random:
             checkpoint = stack.enter_context(temporary_directory("duplane-checkpoint-"))
-        edge_flags = _edge_flags(settings)
+        for_edge = edge_flags(settings)
         devices = settings.devices or (None,)
         worker_flags = _worker_flags(settings, devices[0], checkpoint)
-        edge_settings = parse_settings(servers.edge, edge_flags, {})
+        edge_settings = parse_settings(servers.edge, for_edge, {})
         default = {"checkpoint": str(DEFAULT_CHECKPOINT)}
         worker_settings = parse_settings(servers.worker, worker_flags, default)
         parse_settings(servers.scheduler, (), {})
@@ -273,7 +276,7 @@ async def running(settings: UpSettings, certificates: Path | None = None) -> Asy
         for worker in workers:
             await worker.ready()
         _log.info("starting the edge")
-        edge = start("edge", *at, *edge_flags, metrics=of_edge, address=str(address))
+        edge = start("edge", *at, *for_edge, metrics=of_edge, address=str(address))
         yield Fabric(
             edge=await edge.ready(),
             scheduler=scheduler.address,
@@ -312,12 +315,14 @@ async def _build_checkpoint(directory: Path | str) -> None:
             await running.wait()
 
 
-def _edge_flags(settings: UpSettings) -> tuple[str, ...]:
+def edge_flags(settings: UpSettings) -> tuple[str, ...]:
+    """Return the flags of the edge."""
     values: dict[str, object] = {
         "--tls-cert": settings.tls_cert,
         "--tls-key": settings.tls_key,
         "--api-keys": settings.api_keys,
         "--auth": settings.auth,
+        "--allowed-origins": ",".join(settings.allowed_origins) or None,
     }
     return (*_flags(values), *(("--behind-tls-proxy",) if settings.behind_tls_proxy else ()))
 
