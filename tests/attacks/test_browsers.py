@@ -110,7 +110,9 @@ async def test_listed_origin_is_served_and_may_read_answers() -> None:
         code, _, headers = await ask(edge, "OPTIONS", "/api/chat", {**PREFLIGHT, **own})
         assert (code, headers["Access-Control-Allow-Origin"]) == (204, page)
         assert "POST" in headers["Access-Control-Allow-Methods"]
-        assert "Authorization" in headers["Access-Control-Allow-Headers"]
+        allowed = headers["Access-Control-Allow-Headers"].lower().split(", ")
+        assert {"authorization", "x-stainless-lang", "openai-organization"} <= set(allowed)
+        assert "x-forwarded-for" not in allowed
         for origin in (*FOREIGN, "https://pages.example:444", "http://pages.example", f"{page}.x"):
             assert (await ask(edge, "GET", "/status", {"Origin": origin}))[0] == 403
 

@@ -143,6 +143,16 @@ async def chat(fabric: TracedFabric) -> None:
         ):
             await http.post(url(fabric, "/api/chat", "http"), json=body)
         await http.post(url(fabric, "/api/chat", "http"), data=words["body"])
+        completions = url(fabric, "/v1/chat/completions", "http")
+        for body in (
+            {**said, "model": words["named model"], "user": words["user"]},
+            {**said, "stream": True},
+            {**wrong, "stop": words["stop"]},
+            wrong,
+        ):
+            await http.post(completions, json=body)
+        async with http.get(url(fabric, f"/v1/models/{words['asked']}", "http")) as answer:
+            await answer.read()
     async with connect(url(fabric, "/ws/chat"), proxy=None) as client:
         await send(client, said)
         await until_closed(client)

@@ -18,7 +18,9 @@ dialects rendered, with long texts cut (`…`). The protocols A to D are those o
 Live protocol, as the types of [openai-python](https://github.com/openai/openai-python) describe it.
 The transcripts in `tests/transcripts` show all events and fields. There are two complete clients of
 one page each: [realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
-[realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
+[realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B). Chat
+completions over HTTP, which recordings and metrics call dialect O, have
+[a page of their own](../docs/completions.md).
 
 Every event is one WebSocket text message: a JSON object in UTF-8. Clients of A to D send audio as
 base64 of float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz,

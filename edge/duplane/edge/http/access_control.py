@@ -49,9 +49,22 @@ _OPERATORS = (Level.MONITOR, Level.OPERATOR)
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _JSON, _FORM = "application/json", "multipart/form-data"
 _CORS_ORIGIN = web.RequestKey("listed origin", str)
+# The clients of OpenAI's API send these in pages, too. The edge ignores them.
+_IGNORED_HEADERS = (
+    *("OpenAI-Beta", "OpenAI-Organization", "OpenAI-Project"),
+    *(
+        f"X-Stainless-{name}"
+        for name in (
+            *("Arch", "Helper-Method", "Lang", "OS", "Package-Version", "Retry-Count"),
+            *("Runtime", "Runtime-Version", "Timeout"),
+        )
+    ),
+)
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Client-ID, traceparent",
+    "Access-Control-Allow-Headers": ", ".join(
+        ("Authorization", "Content-Type", "X-Client-ID", "traceparent", *_IGNORED_HEADERS)
+    ),
     "Access-Control-Max-Age": "600",
 }
 _HSTS = "max-age=31536000"
