@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 
 WEBSOCKETS = (
     *("/v1/realtime", "/v1/realtime?mode=chat", "/ws/duplex/adx_1", "/ws/chat"),
-    *("/v1/live/sessions", "/openai/v1/live/sessions"),
+    *("/v1/live/sessions", "/openai/v1/live/sessions", "/openai/v1/realtime", "/realtime"),
 )
 EVIL = "https://evil.example"
 FOREIGN = (EVIL, "null", "", "file://", "http://localhost", "https://localhost:1", "x", "http://[")

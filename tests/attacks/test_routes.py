@@ -52,6 +52,8 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/openai/v1/live/sessions"): (C, Scope.READ),
     ("GET", "/v1/models"): (C, Scope.READ),
     ("GET", "/v1/models/{model}"): (C, Scope.READ),
+    ("GET", "/openai/v1/realtime"): (C, Scope.READ),
+    ("GET", "/realtime"): (C, Scope.READ),
     ("POST", "/api/chat"): (C, Scope.READ),
     ("POST", "/v1/chat/completions"): (C, Scope.READ),
     ("POST", SECRETS_PATH): (C, Scope.READ),

@@ -34,7 +34,7 @@ SMALL = Limits(
     pending_unit_count=4,
     pending_turn_count=2,
 )
-DIALECTS = ("a", "b", "b_chat", "c", "d", "l")
+DIALECTS = ("a", "b", "b_chat", "c", "d", "e", "l")
 _LONGEST = {"@pcm:480001": "@pcm:48001", "@nan:16000": "@nan:160"}
 
 

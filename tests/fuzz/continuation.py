@@ -12,6 +12,7 @@ from fuzz.session_run import SessionRun
 
 from duplane.edge.close import CloseReason
 from duplane.edge.dialects.dialect import Phase
+from duplane.edge.dialects.e import DialectE
 
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 SETTINGS: dict[str, Any] = {
@@ -19,6 +20,7 @@ SETTINGS: dict[str, Any] = {
     "B": {"type": "session.init", "payload": {}},
     "B chat": {"type": "session.init", "payload": {}},
     "C": {"type": "prepare"},
+    "E": {"type": "session.update", "session": {"type": "realtime"}},
     "L": {"type": "session.start", "session": {"model": "m"}},
 }
 UNIT: dict[str, Any] = {
@@ -27,6 +29,7 @@ UNIT: dict[str, Any] = {
     "B chat": {"type": "input.append", "input": {"messages": _MESSAGES}},
     "C": {"type": "audio_chunk", "audio_base64": "@pcm:16000"},
     "D": {"messages": _MESSAGES},
+    "E": {"type": "input_audio_buffer.append", "audio": "@int16:24000"},
     "L": {"type": "session.input_audio.append", "audio": "@int16:24000"},
 }
 LEAVE: dict[str, Any] = {
@@ -40,17 +43,22 @@ _ANSWERS = {
     "A": ("response.listen",),
     "B": ("response.output.delta",),
     "C": ("result",),
+    "E": ("response.done",),
     "L": ("session.usage.updated",),
     "B chat": ("response.done",),
     "D": ("done",),
 }
 _UNIT_MESSAGE_BYTES = 100_000  # some transcripts set a lower limit
+_LONG_INIT_S = 60.0  # some transcripts set a lower limit, which is over while E awaits settings
 _DELTA = Line("worker", "delta", '{"listen":{}}')
+_TURN = Line("worker", "delta", '{"speech":{"text":"x"},"end_of_turn":true}')
 
 
 def check_continuation(run: SessionRun) -> None:
     """Send a unit or a turn, check that it is answered, then end the session."""
     if run.is_over or run.message_bytes < _UNIT_MESSAGE_BYTES:
+        return
+    if run.case.limits.init_s < _LONG_INIT_S:
         return
     if run.chat:
         _continue_chat(run)
@@ -64,6 +72,8 @@ def check_continuation(run: SessionRun) -> None:
         ):
             return
         raise IllegalError(f"is over where it should go on: {run.session.closed}")
+    if run.dialect not in LEAVE:  # a client of E leaves by closing the connection
+        return
     _take(run, LEAVE[run.dialect])
     if not run.session.closed or run.session.closed.reason is not CloseReason.CLIENT:
         raise IllegalError("cannot be left")
@@ -84,15 +94,17 @@ def _continue_duplex(run: SessionRun) -> None:
     if not session.has_slot:
         run.grant()
     run.take_requests()
+    if run.dialect == "E":
+        _open_e(run)
     if session.dialect.phase is Phase.OPENING:
         run.step(Line("worker", "opened", '{"prompt_token_count":7}'))
     if session.dialect.phase is Phase.PAUSED:
         _take(run, {"type": "resume"})
     run.take_requests()
     before = run.answers.copy()
-    _take(run, _second_of_l(run) if run.dialect == "L" else UNIT[run.dialect])
+    _take(run, _second(run) if run.dialect in ("E", "L") else UNIT[run.dialect])
     while run.unanswered:
-        run.step(_DELTA)
+        run.step(_TURN if run.dialect == "E" else _DELTA)
         run.take_requests()
     if not any(run.answers[kind] > before[kind] for kind in _ANSWERS[run.dialect]):
         raise IllegalError("a unit is not answered")
@@ -100,11 +112,19 @@ def _continue_duplex(run: SessionRun) -> None:
         raise IllegalError(f"{run.answered_chunks} answers to {run.taken_chunks} chunks")
 
 
-def _second_of_l(run: SessionRun) -> Any:
+def _open_e(run: SessionRun) -> None:
+    """Let a session of E open its conversation, which it does after its first append."""
+    if run.session.dialect.phase is Phase.START:
+        _take(run, _second(run))
+    run.wait(DialectE.grace_s)
+    run.take_requests()
+
+
+def _second(run: SessionRun) -> Any:
     """Return an append of a second in the format that the session has chosen."""
     sound = run.session.dialect.input_sound
     audio = pybase64.b64encode_as_string(sound.encode(bytes(4 * sound.rate_hertz)))
-    return {"type": "session.input_audio.append", "audio": audio}
+    return {**UNIT[run.dialect], "audio": audio}
 
 
 def _continue_chat(run: SessionRun) -> None:

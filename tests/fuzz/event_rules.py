@@ -12,6 +12,7 @@ from support.protocols.specifications import parts
 from duplane.edge.client_errors import ErrorCode
 from pages.events import Field, events
 
+_MAP = "object of strings"  # with keys that a client chooses
 QUEUE_EVENTS = frozenset({"session.queued", "session.queue_update", "session.queue_done"})
 """Events that are the same in A and B."""
 CLOSINGS = {
@@ -20,6 +21,7 @@ CLOSINGS = {
     "B chat": ("session.closed",),
     "C": ("stopped", "timeout"),
     "D": ("done",),
+    "E": (),  # a session ends with `error`, as its other faults
     "L": ("session.closed",),
 }
 """The events that close a session. A session that is refused ends with `error` instead."""
@@ -44,7 +46,7 @@ def check_event(dialect: str, event: Any) -> None:
         if fields is None:
             raise IllegalError(f"{where}: no such kind: {kind}")
     _check_fields(fields, event, where)
-    if name == "error" and isinstance(event["error"], dict) and dialect != "L":
+    if name == "error" and isinstance(event["error"], dict) and dialect not in ("E", "L"):
         error = event["error"]
         if ErrorCode(error["code"]).fault != error["type"]:
             raise IllegalError(f"{where}: {error['code']} is no {error['type']}")
@@ -52,6 +54,8 @@ def check_event(dialect: str, event: Any) -> None:
 
 def _check_fields(fields: Mapping[str, Field], event: Mapping[str, Any], where: str) -> None:
     found = dict(parts({key: value for key, value in event.items() if key != "type"}))
+    maps = [f"{path}." for path, field in fields.items() if _MAP in field.type]
+    found = {path: value for path, value in found.items() if not path.startswith(tuple(maps))}
     for path, value in found.items():
         if path not in fields:
             raise IllegalError(f"{where}: unknown field {path}")
@@ -89,6 +93,14 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "sound": _is_sound,
@@ -97,5 +109,8 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "boolean": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),
     "list of strings": _are_texts,
+    "list of objects": _are_objects,
+    _MAP: _is_map,
+    "any": lambda _: True,
     "null": lambda value: value is None,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,21 @@ from support.protocols.transcripts import Step, chat_response_of, error_of, mess
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
-from duplane.edge.close import CLOSE_CODES, NOT_READ, REFUSALS, Close, CloseReason
+from duplane.edge.close import (
+    CLOSE_CODES,
+    NOT_READ,
+    REFUSALS,
+    SESSION_OVER,
+    Close,
+    CloseReason,
+)
 from duplane.edge.dialects.dialect import Phase
-from duplane.edge.dialects.openai_errors import ERRORS
+from duplane.edge.dialects.openai_errors import (
+    ERRORS,
+    RESPONSE_ACTIVE,
+    RESPONSE_NOT_ACTIVE,
+    UNKNOWN_ITEM,
+)
 from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
@@ -45,7 +58,10 @@ _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
 # UNREADABLE.
 _WITHOUT_EVENT = NOT_READ | {CloseReason.UNREADABLE}
 CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_error")
-CLIENT_CODES_OF_L = frozenset(ERRORS[code][1] for code in CLIENT_CODES)
+OPENAI_CODES = frozenset(ERRORS[code][1] for code in CLIENT_CODES)
+_OPENAI = ("E", "L")
+# Errors of E for what a client could not know: they name no field.
+CODES_OF_E = frozenset(code for _, code in (RESPONSE_ACTIVE, RESPONSE_NOT_ACTIVE, UNKNOWN_ITEM))
 
 
 class SessionRun:
@@ -58,7 +74,7 @@ class SessionRun:
         journals = JournalSpace(2**20, 2**20) if case.can_move else None
         continuity = Continuity(journals, RebuildPermits(1), new_seed=lambda: 7)
         self.session = ENDPOINTS[entry.route, entry.mode].new_session(
-            IDENTITY, case.limits, self.now, continuity
+            replace(IDENTITY, model=entry.model), case.limits, self.now, continuity
         )
         self.chat = self.session if isinstance(self.session, ChatSession) else None
         self.duplex = self.session if isinstance(self.session, DuplexSession) else None
@@ -76,6 +92,7 @@ class SessionRun:
         self._was_open_sent = False
         self.taken_chunks = self.answered_chunks = 0  # in dialect C
         self.taken_turns = self.answered_turns = 0  # in chats
+        self.tell(self.session.connected(self.now), was_over=False)
 
     @property
     def dialect(self) -> str:
@@ -189,7 +206,9 @@ class SessionRun:
             if len(fault) > 1024:
                 raise IllegalError(f"{len(fault)} characters of error")
             return
-        if fault["code"] not in (CLIENT_CODES_OF_L if self.dialect == "L" else CLIENT_CODES):
+        if self.dialect == "E" and fault["code"] in CODES_OF_E:
+            return
+        if fault["code"] not in (OPENAI_CODES if self.dialect in _OPENAI else CLIENT_CODES):
             raise IllegalError(f"a client's message is answered by {fault['code']}")
         is_named = fault["code"] == "not_ready" or _NAMED.match(fault["message"])
         if not is_named or len(fault["message"]) > 1024:
@@ -265,7 +284,7 @@ class SessionRun:
                 raise IllegalError(f"what is opened is answered by {kinds[0]}")
         if line.what in ("delta", "failed"):
             self.answered_chunks += kinds.count("error")
-        if line.what == "delta" and not self._was_over and self.dialect != "C" and not events:
+        if line.what == "delta" and not self._was_over and self.dialect not in "CE" and not events:
             raise IllegalError("nothing is said of a unit")
 
     def _can_say(self, response: session_pb2.ConverseResponse) -> bool:
@@ -368,18 +387,21 @@ class SessionRun:
         assert closed
         close_code = self.session.close_code
         expected = CLOSE_CODES[closed.reason]
+        if self.dialect == "E" and closed == SESSION_OVER:
+            expected = 1001
         if close_code != expected and (self.dialect, close_code) != ("D", 1000):
             raise IllegalError(f"{closed.reason} closes with {close_code}")
         if len(cut_reason(closed.text).encode()) > 123:
             raise IllegalError("a reason that no closing frame holds")
         last: dict[str, Any] = events[-1] if events else {"type": None, "error": None}
-        if closed.reason in _WITHOUT_EVENT:
+        is_silent = self.dialect == "E" and closed.reason is CloseReason.CLIENT
+        if closed.reason in _WITHOUT_EVENT or is_silent:
             is_told = not events
             if self.dialect == "D" and closed.reason is CloseReason.UNREADABLE:
                 is_told = last["type"] == "error"
         elif closed.reason in REFUSALS and self.dialect not in ("C", "D"):
             code = REFUSALS[closed.reason]
-            code = ERRORS[code][1] if self.dialect == "L" else code
+            code = ERRORS[code][1] if self.dialect in _OPENAI else code
             is_told = last["type"] == "error" and last["error"]["code"] == code
         else:
             is_told = last["type"] in (*CLOSINGS[self.dialect], "error")

@@ -46,6 +46,8 @@ class Listener:
             return cls("C")
         if "/live/sessions" in path:
             return cls("L")
+        if path.startswith("/openai/v1/realtime"):
+            return cls("E")
         return cls("B chat" if "mode=chat" in path and "mode=video" not in path else "A")
 
     def hear(self, message: str | bytes) -> Any:

@@ -45,6 +45,11 @@ _SHOWN: Mapping[str, _Shown] = {
         "`interrupted` of `result`, with `is_listen` and `end_of_turn`",
     ),
     "D": _Shown("no units", "`done`", "no units"),
+    "E": _Shown(
+        "not shown",
+        "`response.done` with the status `completed`",
+        "`response.done` with the reason `turn_detected`",
+    ),
     "L": _Shown("not shown", "no turns", "no turns: silence follows"),
     "gRPC": _Shown(
         "`Delta.listen_probability`; `Listen.is_forced` if the unit had to listen",

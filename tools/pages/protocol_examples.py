@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -16,9 +16,10 @@ from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
+from duplane.edge.dialects.e import DialectE
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
-from duplane.edge.routing import CHAT_MODE, LIVE_MODE, MODES
+from duplane.edge.routing import CHAT_MODE, LIVE_MODE, MODES, REALTIME_MODE
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
@@ -34,6 +35,13 @@ _IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
 _SOUND = bytes(64_000)
 _AUDIO = pybase64.b64encode(_SOUND).decode()
 _MAX_TEXT = 40
+
+_MESSAGE = {
+    "id": "item_1",
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Hello!"}],
+}
 
 CLIENT: Mapping[str, Examples] = {
     "A": {
@@ -66,6 +74,23 @@ CLIENT: Mapping[str, Examples] = {
             "generation": {"max_new_tokens": 256},
             "tts": {"enabled": True},
         },
+    },
+    "E": {
+        "session.update": {"session": {"type": "realtime", "instructions": "Be brief."}},
+        "input_audio_buffer.append": {"audio": _AUDIO},
+        "response.create": {"response": {"max_output_tokens": 100}},
+        "conversation.item.create": {"item": _MESSAGE},
+        "conversation.item.retrieve": {"item_id": "item_1"},
+        "conversation.item.truncate": {
+            "item_id": "item_1",
+            "content_index": 0,
+            "audio_end_ms": 1500,
+        },
+        "conversation.item.delete": {"item_id": "item_1"},
+        "input_audio_buffer.commit": {},
+        "input_audio_buffer.clear": {},
+        "output_audio_buffer.clear": {},
+        "response.cancel": {},
     },
     "L": {
         "session.start": {"session": {"model": "gpt-live-1", "instructions": "Be brief."}},
@@ -127,10 +152,11 @@ def _duplex(dialect: str) -> Iterable[bytes]:
         "A": lambda: DialectA(identity, _LIMITS, mode),
         "B": lambda: DialectB(identity, _LIMITS, mode, new_id=lambda: "0123456789ab"),
         "C": lambda: DialectC(identity, _LIMITS, mode),
+        "E": lambda: DialectE(identity, _LIMITS, REALTIME_MODE),
         "L": lambda: DialectL(identity, _LIMITS, LIVE_MODE),
     }[dialect]
     session = DuplexSession(speaks(), _LIMITS, _NOW)
-    events: list[bytes] = []
+    events = session.connected(_NOW)
 
     def send(kind: str) -> None:
         message = orjson.dumps(client_event(dialect, kind))
@@ -147,6 +173,9 @@ def _duplex(dialect: str) -> Iterable[bytes]:
     events += session.granted(60.0, _NOW)
     events += session.receive(b'{"type":"unknown"}', _NOW)
     send(settings)
+    if dialect == "E":
+        send(append)
+        _open(session, send)
     respond(opened=session_pb2.Opened(prompt_token_count=12))
     send(append)
     listened = session_pb2.Delta(sequence=0, context_token_count=30)
@@ -160,7 +189,34 @@ def _duplex(dialect: str) -> Iterable[bytes]:
         send(kind)
     timeout = Close(CloseReason.TIMEOUT, "session time limit")
     again = DuplexSession(speaks(), _LIMITS, _NOW)
+    if dialect == "E":
+        events += _text_of_e()
     return [*events, *again.end(timeout, _NOW)]
+
+
+def _open(session: DuplexSession, send: Callable[[str], None]) -> None:
+    """Let the conversation of E open, with some items in its prompt."""
+    for kind in ("conversation.item.create", "conversation.item.delete"):
+        send(kind)
+    session.expire(Moment(DialectE.grace_s, _NOW.wall_ns))
+    while session.take(_NOW):
+        pass
+
+
+def _text_of_e() -> list[bytes]:
+    """Return the events of a session of E whose responses are text."""
+    session = DuplexSession(DialectE(_IDENTITY, _LIMITS, REALTIME_MODE), _LIMITS, _NOW)
+    session.granted(60.0, _NOW)
+    settings = b'{"type":"session.update","session":{"output_modalities":["text"]}}'
+    session.receive(settings, _NOW)
+    session.receive(orjson.dumps(client_event("E", "input_audio_buffer.append")), _NOW)
+    session.expire(Moment(DialectE.grace_s, _NOW.wall_ns))
+    session.take(_NOW)
+    session.responded(session_pb2.ConverseResponse(opened=session_pb2.Opened()), _NOW)
+    session.take(_NOW)
+    speech = session_pb2.Speech(text="Hello!")
+    delta = session_pb2.Delta(speech=speech, end_of_turn=True)
+    return session.responded(session_pb2.ConverseResponse(delta=delta), _NOW)
 
 
 def _chat(dialect: str) -> Iterable[bytes]:

@@ -14,8 +14,9 @@ HEAD = """\
 `make protocols` generates this page from the tables of the edge and from `tests/specifications`,
 which lists each event and field; a test keeps it up to date. The examples are events that the
 dialects rendered, with long texts cut (`…`). The protocols A to D are those of
-[MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation; L is OpenAI's
-Live protocol, as the types of [openai-python](https://github.com/openai/openai-python) describe it.
+[MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation; E and L are
+OpenAI's Realtime and Live protocols, as the types of
+[openai-python](https://github.com/openai/openai-python) describe them.
 The transcripts in `tests/transcripts` show all events and fields. There are two complete clients of
 one page each: [realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
 [realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B). Chat
@@ -24,10 +25,10 @@ completions over HTTP, which recordings and metrics call dialect O, have
 
 Every event is one WebSocket text message: a JSON object in UTF-8. Clients of A to D send audio as
 base64 of float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz,
-whatever the rates of the model are. Clients of L choose int16 samples or G.711. A client may send
-audio in pieces of any length. The model chooses the duration of a unit; a unit of MiniCPM-o is one
-second (16000 samples), and every unit of its speech has at least one second of audio, except the
-last unit of a turn, which may be shorter or empty. Pictures are JPEG, PNG, WEBP, GIF (the first
+whatever the rates of the model are. Clients of E and L choose int16 samples or G.711. A client may
+send audio in pieces of any length. The model chooses the duration of a unit; a unit of MiniCPM-o is
+one second (16000 samples), and every unit of its speech has at least one second of audio, except
+the last unit of a turn, which may be shorter or empty. Pictures are JPEG, PNG, WEBP, GIF (the first
 frame) or BMP files. `null` counts as absent.
 
 In a chat the edge sends the text of an answer in parts of up to ten tokens, not token by token,
@@ -41,12 +42,23 @@ the edge closes the connection with code 1003, and after a text frame that is no
 A session is in one of these phases:
 """
 
+REALTIME_RULE = """\
+`/v1/realtime` belongs to A, B and E. The upgrade decides; the first rule that fits counts:
+
+1. The query has `mode`, or the client offers `map.realtime` or `duplane.realtime`: A or B.
+2. The client offers the subprotocol `realtime`: E.
+3. The query has `model`, and there is a header `Authorization: Bearer …`: E.
+4. Otherwise: A or B.
+
+So a client of A or B with a bearer token and `model` also sends `mode`. `call_id` (calls by WebRTC
+or SIP) and `intent=transcription` in the query of E are refused with status 400.
+"""
 SUBPROTOCOL_RULE = """\
-Of the subprotocols that a client offers, the edge selects the first one of {}; on the URLs of L it
-selects only {}. A value that contains a key, such as `map-api-key.KEY`, `duplane.bearer.KEY` or
-`openai-insecure-api-key.KEY`, is never selected, logged or recorded. Without a selected name the
+Of the subprotocols that a client offers, the edge selects the first one of {}; on the URLs of E and
+L it selects only {}. A value that contains a key, such as `map-api-key.KEY`, `duplane.bearer.KEY`
+or `openai-insecure-api-key.KEY`, is never selected, logged or recorded. Without a selected name the
 session runs too, but browsers close it: a page that offers a key also offers `map.realtime`, or
-`realtime` in L.
+`realtime` in E and L.
 [`docs/credentials.md`](../docs/credentials.md) says which edges demand a key.
 """
 PHASES: Mapping[Phase, str] = {
@@ -67,6 +79,19 @@ NOTES: Mapping[str, str] = {
     " order of the chunks. The text of an `error` is one line.",
     "D": "The client sends one event, which has no type; here it is called `request`. The edge"
     " ignores later messages. An `error` has one line of text, and the session then ends.",
+    "E": "A response is one turn of the model; its text and its sound come unit by unit. While the"
+    " model listens, no event comes. `session.created` is the first event, before the session has a"
+    " slot. The conversation opens with the first append, after 250 ms without `session.update` and"
+    " new items; then the instructions, modalities and voice are fixed, and `session.updated` shows"
+    " the old ones. Items before it opens become text in the prompt, the oldest are left out"
+    " above `--instructions-bytes`; the model does not read later ones. At most 256 items are kept,"
+    " without sound. What the model cannot do is shown as absent, and is no error: tools,"
+    " transcripts of the user, detection of turns by the edge. After `response.cancel` the model"
+    " must listen, and the rest of its turn is dropped. A unit that fails counts as one in which"
+    " the model listened. `response.create` without an open response is answered by an empty"
+    " response. At the time limit of 60 minutes the close code is 1001. The context has a window."
+    " The queue has no events: the sound of a client waits at most `--openai-queue-s`. A move to"
+    " another worker has no event, either.",
     "L": "Sound flows in both directions all the time, and there are no turns: the edge answers"
     " each unit with its sound, or with silence if the model listens. The sound of all answers is"
     " one stream without gaps; `start_ms` and `end_ms` are times in this stream. Each event of the"

@@ -21,9 +21,19 @@ from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import ALIVE, Dialect, Phase
+from duplane.edge.dialects.e import DialectE
 from duplane.edge.dialects.first_event import FIRST_EVENTS, needs_init
 from duplane.edge.dialects.l import UNSUPPORTED, DialectL
-from duplane.edge.dialects.openai_errors import ERRORS
+from duplane.edge.dialects.openai_errors import (
+    CONTEXT_TOO_LONG,
+    ERRORS,
+    RESPONSE_ACTIVE,
+    RESPONSE_NOT_ACTIVE,
+    SERVER_ERROR,
+    SERVER_SHUTDOWN,
+    SESSION_EXPIRED,
+    UNKNOWN_ITEM,
+)
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.payload.fields import Fields
@@ -45,7 +55,7 @@ from pages.decisions import decision_section
 from pages.events import Event, events, is_part
 from pages.moves import move_section
 from pages.protocol_examples import CLIENT, client_event, server_events, shortened
-from pages.protocol_texts import CODES, ENDS, HEAD, NOTES, PHASES, SUBPROTOCOL_RULE
+from pages.protocol_texts import CODES, ENDS, HEAD, NOTES, PHASES, REALTIME_RULE, SUBPROTOCOL_RULE
 from pages.settings import settings_of
 
 DIALECTS: Mapping[str, type[Dialect]] = {
@@ -54,16 +64,19 @@ DIALECTS: Mapping[str, type[Dialect]] = {
     "B chat": DialectBChat,
     "C": DialectC,
     "D": DialectD,
+    "E": DialectE,
     "L": DialectL,
 }
 # Close reasons that occur only in some dialects.
 _ENDS_OF: Mapping[CloseReason, tuple[type[Dialect], ...]] = {
     CloseReason.CLIENT: (DialectA, DialectB, DialectBChat, DialectC, DialectL),
-    CloseReason.CONTEXT_FULL: (DialectA, DialectB, DialectC, DialectL),
+    CloseReason.CONTEXT_FULL: (DialectA, DialectB, DialectC, DialectE, DialectL),
     CloseReason.REQUEST_REFUSED: (DialectD,),
     CloseReason.ANSWERED: (DialectD,),
     CloseReason.MODE_REFUSED: (DialectA,),
 }
+_REFUSED_BY_E = (RESPONSE_ACTIVE, RESPONSE_NOT_ACTIVE, UNKNOWN_ITEM)
+_ENDS_OF_E = (SESSION_EXPIRED, CONTEXT_TOO_LONG, SERVER_SHUTDOWN, SERVER_ERROR)
 _SUBPROTOCOLS = (SUBPROTOCOLS, OPENAI_SUBPROTOCOLS)
 _OTHER = "anything else"
 _NOW = Moment(0.0, 0)
@@ -115,8 +128,9 @@ def _places() -> Iterator[str]:
     )
     names = (" and ".join(f"`{name}`" for name in each) for each in _SUBPROTOCOLS)
     yield SUBPROTOCOL_RULE.format(*names)
+    yield REALTIME_RULE
     yield (
-        "On `/v1/realtime` the first event whose type is in the next table selects the dialect."
+        "In A and B the first event whose type is in the next table selects the dialect."
         " Before this event, the edge answers every event as in dialect A.\n"
     )
     yield from _table(
@@ -333,7 +347,7 @@ def _codes() -> Iterator[str]:
             if code not in (ErrorCode.UNSUPPORTED, ErrorCode.CREDENTIAL_ENDED)
         ],
     )
-    yield "## Error codes of L\n"
+    yield "## Error codes of E and L\n"
     closing[ErrorCode.CREDENTIAL_ENDED] = CLOSE_CODES[CloseReason.CREDENTIAL_ENDED]
     yield from _table(
         ["code", "type", "meaning", "closes"],
@@ -343,8 +357,13 @@ def _codes() -> Iterator[str]:
         ],
     )
     yield (
-        "`context_full` and `server_error` also come before `session.closed`, if the context is"
-        " full or the worker is lost.\n"
+        "E has some more codes. The session continues after"
+        f" {', '.join(_code(code) for _, code in _REFUSED_BY_E)}. It ends after"
+        f" {', '.join(_code(code) for _, code in _ENDS_OF_E)}.\n"
+    )
+    yield (
+        "In L, `context_full` and `server_error` also come before `session.closed`, if the context"
+        " is full or the worker is lost.\n"
     )
 
 

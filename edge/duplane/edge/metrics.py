@@ -26,7 +26,7 @@ from duplane.fabric.monitoring.metrics import (
 from duplane.fabric.v1 import session_pb2
 
 ROLE = "edge"
-DIALECTS = ("A", "B", "C", "D", "L", "O")
+DIALECTS = ("A", "B", "C", "D", "E", "L", "O")
 SESSION_STATES = ("waiting", "running")
 REFUSALS = (CloseReason.MODE_REFUSED, CloseReason.SERVICE_UNAVAILABLE)
 OUTCOMES = ("listen", "speech", "failed", "dropped", "unanswered")

@@ -38,8 +38,10 @@ MODES: Mapping[str, Mode] = {
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
 }
 
-# OpenAI's sessions of this protocol last as long. The context has a window, so it does not fill up.
+# OpenAI's sessions of these protocols last as long. The context has a window, so it does not fill
+# up.
 LIVE_MODE = replace(MODES["audio"], session_s=7200.0)
+REALTIME_MODE = replace(MODES["audio"], session_s=3600.0)
 
 CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
 

@@ -16,9 +16,18 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.e import DialectE
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
-from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, LIVE_MODE, MODES, Mode
+from duplane.edge.modes import (
+    CHAT_MODE,
+    DEFAULT_MODE,
+    DUPLEX_MODES,
+    LIVE_MODE,
+    MODES,
+    REALTIME_MODE,
+    Mode,
+)
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.duplex_session import DuplexSession
@@ -47,17 +56,27 @@ class Route(Enum):
     CHAT = "/ws/chat"
     LIVE = "/v1/live/sessions"
     AZURE_LIVE = "/openai/v1/live/sessions"  # where clients of Azure OpenAI look for the same
+    OPENAI_REALTIME = "/openai/v1/realtime"
+    BARE_REALTIME = "/realtime"  # what a client makes of a base URL without a path
 
 
 LIVE_ROUTES = (Route.LIVE, Route.AZURE_LIVE)
+REALTIME_ROUTES = (Route.OPENAI_REALTIME, Route.BARE_REALTIME)
+OPENAI_ROUTES = (*LIVE_ROUTES, *REALTIME_ROUTES)
+"""The routes of OpenAI's protocols; `/v1/realtime` has one of them, too (`is_openai_realtime`)."""
+
+_OWN_SUBPROTOCOLS = frozenset({"map.realtime", "duplane.realtime"})
+_OPENAI_SUBPROTOCOL = "realtime"
+_REFUSED_PARAMETERS = ("call_id", "intent")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a client requests, from its URL and headers.
 
-    `client_id` is shown to operators and is never trusted. `model` names the model that the client
-    asks for; the scheduler decides what the name means. Empty means any model.
+    `route` says what is served there: `/v1/realtime` has the protocols of two routes. `client_id`
+    is shown to operators and is never trusted. `model` names the model that the client asks for;
+    the scheduler decides what the name means. Empty means any model.
     """
 
     mode: str
@@ -69,7 +88,7 @@ class Target:
 def find_route(path: str) -> Route | None:
     """Return the route of a path, which may have a query. None if no WebSocket is served there."""
     plain_path = path.partition("?")[0]
-    for route in (Route.REALTIME, Route.CHAT, *LIVE_ROUTES):
+    for route in (Route.REALTIME, Route.CHAT, *OPENAI_ROUTES):
         if plain_path == route.value:
             return route
     return Route.DUPLEX if _duplex_id(plain_path) else None
@@ -99,11 +118,45 @@ def parse_target(path: str, headers: Mapping[str, str]) -> Target:
         name = (client_id or session_id)[:_MAX_CLIENT_ID_CHARACTERS]
         return Target(mode, name, Route.DUPLEX, model)
     client_id = client_id[:_MAX_CLIENT_ID_CHARACTERS]
-    for route in LIVE_ROUTES:
+    for route in OPENAI_ROUTES:
         if plain_path == route.value:
             return Target("audio", client_id, route, model)
+    if is_openai_realtime(query_text, headers):
+        return Target("audio", client_id, Route.OPENAI_REALTIME, model)
     mode = query.get("mode", [DEFAULT_MODE])[0]
     return Target(mode[:_MAX_MODE_CHARACTERS], client_id, model=model)
+
+
+def is_openai_realtime(query_text: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a client of `/v1/realtime` speaks OpenAI's protocol (E), and not A or B.
+
+    E begins with an event of the server, so the upgrade must tell. A `mode` or a subprotocol of A
+    and B decides for them. Otherwise OpenAI's subprotocol decides for E, and so do a `model` and a
+    bearer token together: every client of OpenAI has both, unless it asks for what is refused
+    (`refused_query`).
+    """
+    query = parse_qs(query_text, keep_blank_values=True)
+    offered = headers.get("sec-websocket-protocol", "").split(",")
+    subprotocols = {name.strip() for name in offered}
+    if "mode" in query or subprotocols & _OWN_SUBPROTOCOLS:
+        return False
+    scheme = headers.get("authorization", "").strip().partition(" ")[0]
+    has_bearer = scheme.lower() == "bearer"
+    is_asking = not query.keys().isdisjoint(("model", *_REFUSED_PARAMETERS))
+    return _OPENAI_SUBPROTOCOL in subprotocols or (has_bearer and is_asking)
+
+
+def refused_query(path: str) -> str:
+    """Return why a client of OpenAI's Realtime protocol is refused for its query; "" if it is not.
+
+    What it asks for would begin with other events.
+    """
+    query = parse_qs(path.partition("?")[2], keep_blank_values=True)
+    if "call_id" in query:
+        return "call_id: calls by WebRTC and SIP are not supported"
+    if query.get("intent", [""])[0] not in ("", "realtime", "conversation"):
+        return "intent: only conversations are supported"
+    return ""
 
 
 def parse_trace(path: str, headers: Mapping[str, str]) -> trace_pb2.TraceContext:
@@ -143,6 +196,7 @@ ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
     **{(Route.DUPLEX, name): Endpoint(DialectC, mode) for name, mode in DUPLEX_MODES.items()},
     (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
     **{(route, "audio"): Endpoint(DialectL, LIVE_MODE) for route in LIVE_ROUTES},
+    **{(route, "audio"): Endpoint(DialectE, REALTIME_MODE) for route in REALTIME_ROUTES},
 }
 
 # The dialect in which a route refuses a session.
@@ -151,6 +205,7 @@ REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
     Route.DUPLEX: DialectC,
     Route.CHAT: DialectD,
     **dict.fromkeys(LIVE_ROUTES, DialectL),
+    **dict.fromkeys(REALTIME_ROUTES, DialectE),
 }
 
 

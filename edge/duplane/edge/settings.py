@@ -124,7 +124,7 @@ class Limits:
     queue_s: NonNegativeFloat = 1800.0
     """Seconds to wait in the queue; then `worker_busy`."""
     openai_queue_s: NonNegativeFloat = 20.0
-    """Seconds to wait in the queue in dialect L, and of `POST /v1/chat/completions`; then
+    """Seconds to wait in the queue in dialects E and L, and of `POST /v1/chat/completions`; then
     `server_busy`. Their clients cannot be told their position, but they can try another server."""
     init_s: NonNegativeFloat = 60.0
     """Seconds to wait for a session's settings, then `timeout`; and for the body of a long request,

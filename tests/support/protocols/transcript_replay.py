@@ -36,6 +36,7 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import DEFAULT_MODE, MODES
 from duplane.edge.routing import (
     ENDPOINTS,
+    OPENAI_ROUTES,
     REFUSAL_DIALECTS,
     Endpoint,
     parse_target,
@@ -88,6 +89,7 @@ class PureReplay:
         self._matcher = Matcher()
         entry = parse_target(transcript.path, {})
         identity = RECORDED if transcript.is_recorded else IDENTITY
+        identity = replace(identity, model=entry.model)
         journals = JournalSpace(2**20, 2**20) if transcript.can_move else None
         continuity = Continuity(journals, RebuildPermits(1), new_seed=lambda: 7)
         endpoint = ENDPOINTS.get((entry.route, entry.mode))
@@ -98,18 +100,21 @@ class PureReplay:
             self._moved(Step(0, "connects", "", transcript.path), Phase.START)
         else:
             self.session = endpoint.new_session(identity, transcript.limits, self.now, continuity)
+            before = self.session.dialect.phase
+            self._tell(self.session.connected(self.now))
+            self._moved(Step(0, "connects", "", transcript.path), before)
 
     def run(self) -> None:
         for step in self.transcript.steps:
             before, self._kind = self.session.dialect.phase, None
             getattr(self, f"_{step.who}")(step)
+            if self.session.time_limits.next_deadline <= self.now.monotonic_s:
+                self._tell(self.session.expire(self.now))
             if isinstance(self.session, ChatSession):
                 turn = self.session.next_turn(self.now)
                 self.turns.extend([turn] if turn else [])
             else:
                 self._take_requests(self.session)
-            if self.session.time_limits.next_deadline <= self.now.monotonic_s:
-                self._tell(self.session.expire(self.now))
             self._moved(step, before)
         assert not self.events, f"not in the transcript: {self.events}"
         assert not self.turns, f"not in the transcript: {self.turns}"
@@ -140,7 +145,7 @@ class PureReplay:
         self.events.extend(told)
 
     def _client(self, step: Step) -> None:
-        event = json_of(step.rest)
+        event = self._matcher.filled(json_of(step.rest))
         self._receive(orjson.dumps(event))
         if isinstance(event, dict):
             kind = event.get("type") if self.session.dialect.name != "D" else REQUEST
@@ -238,8 +243,9 @@ class LiveReplay:
         self._conversation: ScriptedConversation | None = None
         self._turn: ScriptedTurn | None = None
         self._is_chat = parse_target(transcript.path, {}).mode == "chat"
-        # The client of L is not told of its slot, so the transcript has no event to wait for.
-        self._is_silent = "/live/sessions" in transcript.path
+        # Clients of E and L are not told of their slot, so the transcript has no event to wait for.
+        route = parse_target(transcript.path, {}).route
+        self._silent = REFUSAL_DIALECTS[route].name if route in OPENAI_ROUTES else ""
 
     async def run(self) -> None:
         async with self._edge_process.connect_to(self.transcript.path) as client:
@@ -248,7 +254,7 @@ class LiveReplay:
         await self._edge_process.settled()
 
     async def _client(self, step: Step, client: ClientConnection) -> None:
-        message = orjson.dumps(json_of(step.rest))
+        message = orjson.dumps(self._matcher.filled(json_of(step.rest)))
         # The edge may close the connection while the client still sends.
         is_cut_short = is_too_big(self.transcript, message)
         with contextlib.suppress(ConnectionClosed) if is_cut_short else contextlib.nullcontext():
@@ -291,8 +297,8 @@ class LiveReplay:
                         await self._acquisition.is_over.wait()
                     return
                 self._conversation = await self._fabric.conversation()
-                if self._is_silent:
-                    await self._edge_process.until_running("L")
+                if self._silent:
+                    await self._edge_process.until_running(self._silent)
             case _:
                 self._acquisition.refuse(Reason(step.rest))
 
@@ -318,6 +324,8 @@ class LiveReplay:
     async def _clock(self, step: Step, client: ClientConnection) -> None:
         if self._acquisition is None:  # the session begins with its request for a lease
             self._acquisition = await self._fabric.acquisition()
+        async with asyncio.timeout(WITHIN_S):
+            await (await client.ping())  # the edge has applied all messages before
         self._clock_hand.advance(float(step.rest))
 
     async def _ends(self, step: Step, client: ClientConnection) -> None:

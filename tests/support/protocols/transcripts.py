@@ -34,7 +34,8 @@ silence, and "@int16:N,M:pcm" for what two such appends become as float32; likew
 ("int16" if there is no code).
 
 "@any" matches every value. "@id:NAME" matches any value, but the same one wherever NAME is used
-again; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in the protocols' form.
+again, also in what the client sends; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in
+the protocols' form.
 
 A live edge replays a transcript with a real client, real sockets and a real gRPC fabric. There are
 four differences. `clock` advances a clock that otherwise stands still. A timeout of the worker is
@@ -301,6 +302,14 @@ class Matcher:
 
     def __init__(self) -> None:
         self._names: dict[str, Any] = {}
+
+    def filled(self, value: Any) -> Any:
+        """Return what a client sends, with the values of the ids that it has got before."""
+        if isinstance(value, dict):
+            return {key: self.filled(item) for key, item in value.items()}
+        if isinstance(value, str) and value.startswith("@id:"):
+            return self._names.get(value.removeprefix("@id:"), value)
+        return value
 
     def match(self, step: Step, came: Any) -> None:
         expected = json_of(step.rest)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duplane.edge.routing import Route, Target, find_route, parse_target
+from duplane.edge.routing import Route, Target, find_route, parse_target, refused_query
 from duplane.edge.transport.closing import cut_reason
 from duplane.fabric.v1 import lease_pb2
 
@@ -52,6 +52,65 @@ def test_entry_is_read_from_query_and_headers(
     assert parse_target(path, headers) == entry
 
 
+BEARER = {"authorization": "Bearer K"}
+
+
+def offers(*names: str) -> dict[str, str]:
+    return {"sec-websocket-protocol": ", ".join(names)}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "route"),
+    [
+        ("/v1/live/sessions", {}, Route.LIVE),
+        ("/openai/v1/live/sessions", BEARER, Route.AZURE_LIVE),
+        ("/openai/v1/realtime?model=m", {}, Route.OPENAI_REALTIME),
+        ("/realtime", {}, Route.BARE_REALTIME),
+        ("/v1/realtime?mode=audio&model=m", BEARER, Route.REALTIME),
+        ("/v1/realtime?mode=&model=m", BEARER, Route.REALTIME),
+        ("/v1/realtime?mode=audio", offers("realtime"), Route.REALTIME),
+        ("/v1/realtime?model=m", offers("map.realtime", "realtime"), Route.REALTIME),
+        ("/v1/realtime?model=m", BEARER | offers("duplane.realtime"), Route.REALTIME),
+        ("/v1/realtime", offers("realtime"), Route.OPENAI_REALTIME),
+        (
+            "/v1/realtime?model=m",
+            offers("realtime", "openai-insecure-api-key.K"),
+            Route.OPENAI_REALTIME,
+        ),
+        ("/v1/realtime?model=m", BEARER, Route.OPENAI_REALTIME),
+        ("/v1/realtime?model=m", {"authorization": "bearer K"}, Route.OPENAI_REALTIME),
+        ("/v1/realtime?call_id=c", BEARER, Route.OPENAI_REALTIME),
+        ("/v1/realtime?intent=transcription", BEARER, Route.OPENAI_REALTIME),
+        ("/v1/realtime?model=m", {}, Route.REALTIME),
+        ("/v1/realtime?model=m", {"authorization": "Basic K"}, Route.REALTIME),
+        ("/v1/realtime?model=m", offers("openai-insecure-api-key.K"), Route.REALTIME),
+        ("/v1/realtime", BEARER, Route.REALTIME),
+        ("/v1/realtime", {}, Route.REALTIME),
+    ],
+)
+def test_the_upgrade_decides_who_speaks_openai(
+    path: str, headers: dict[str, str], route: Route
+) -> None:
+    assert parse_target(path, headers).route is route
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("", ""),
+        ("?model=m", ""),
+        ("?intent=conversation", ""),
+        ("?call_id=", "call_id: "),
+        ("?model=m&call_id=c", "call_id: "),
+        ("?intent=transcription", "intent: "),
+    ],
+)
+def test_a_query_for_another_protocol_is_refused(query: str, fault: str) -> None:
+    refusal = refused_query(f"/v1/realtime{query}")
+    assert refusal.startswith(fault)
+    assert bool(refusal) is bool(fault)
+
+
 ODD = st.text(max_size=200)
 
 
@@ -77,6 +136,9 @@ def test_whatever_comes_can_be_told_and_passed_on(query: str, header: str) -> No
         ("/openai/v1/live/sessions", Route.AZURE_LIVE),
         ("/v1/live/sessions/", None),
         ("/v1/live", None),
+        ("/openai/v1/realtime?model=m", Route.OPENAI_REALTIME),
+        ("/realtime", Route.BARE_REALTIME),
+        ("/realtime/", None),
         ("/ws/duplex/", None),
         ("/ws/duplex", None),
         ("/ws/duplex/a/b", None),

@@ -150,12 +150,15 @@ def _read_metadata(response: Fields) -> Mapping[str, str] | None:
         return None
     if len(given.whole) > _MAX_METADATA:
         raise invalid(response.path("metadata"), f"must be at most {_MAX_METADATA}")
-    metadata = {key: given.get(key, str, required=True) for key in given.whole}
-    if any(
-        len(key) > _MAX_KEY_CHARACTERS or len(value) > _MAX_VALUE_CHARACTERS
-        for key, value in metadata.items()
-    ):
-        fault = f"must have keys of {_MAX_KEY_CHARACTERS} characters at most,"
-        fault += f" and values of {_MAX_VALUE_CHARACTERS}"
+    metadata = {
+        key: value
+        for key, value in given.whole.items()
+        if isinstance(value, str)
+        and len(key) <= _MAX_KEY_CHARACTERS
+        and len(value) <= _MAX_VALUE_CHARACTERS
+    }
+    if len(metadata) < len(given.whole):
+        fault = f"must have keys of at most {_MAX_KEY_CHARACTERS} characters,"
+        fault += f" and texts of at most {_MAX_VALUE_CHARACTERS}"
         raise invalid(response.path("metadata"), fault)
     return metadata

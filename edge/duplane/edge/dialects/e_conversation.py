@@ -26,7 +26,7 @@ from duplane.edge.dialects.openai_errors import (
 )
 from duplane.edge.identity import Identity
 
-_RESPONSE_ACTIVE = "Conversation already has an active response in progress: {}"
+_RESPONSE_ACTIVE = "Conversation already has an active response in progress"
 _RESPONSE_NOT_ACTIVE = "Cancellation failed: no active response found"
 
 
@@ -48,9 +48,9 @@ class Conversation:
         """Render the first event of the session, which expires at this Unix time."""
         return self.events.event("session.created", {"session": self._session(expires_s)})
 
-    def update(self, command: Update, expires_s: int, *, has_begun: bool) -> bytes:
-        """Change the settings, and render those that are now in effect."""
-        self.settings = self.settings.changed(command.change, has_begun=has_begun)
+    def update(self, command: Update, expires_s: int, fixed: frozenset[str]) -> bytes:
+        """Change the settings that are not `fixed`, and render those that are now in effect."""
+        self.settings = self.settings.changed(command.change, fixed)
         return self.events.event("session.updated", {"session": self._session(expires_s)})
 
     def _session(self, expires_s: int) -> dict[str, object]:
@@ -135,9 +135,9 @@ class Conversation:
         """Render a response without any output."""
         return [*self.begin_response(request), *self.end_response(COMPLETED)]
 
-    def already_active(self, response: Response, input_id: str | None) -> bytes:
+    def already_active(self, input_id: str | None) -> bytes:
         """Render the error for a `response.create` while a response is open."""
-        error = named_error(RESPONSE_ACTIVE, _RESPONSE_ACTIVE.format(response.id))
+        error = named_error(RESPONSE_ACTIVE, _RESPONSE_ACTIVE)
         return self.events.error(error, input_id=input_id)
 
     def not_active(self, input_id: str | None) -> bytes:

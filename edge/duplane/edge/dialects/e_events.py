@@ -41,7 +41,7 @@ class EventWriter:
         self, error: Mapping[str, object], param: str | None = None, input_id: str | None = None
     ) -> bytes:
         """Render an `error`. `input_id` is the client's id of the event that caused it."""
-        whole = {"param": param, **error, "event_id": input_id}
+        whole = {**error, "param": error.get("param", param), "event_id": input_id}
         return self.event("error", {"error": whole})
 
     def _event_id(self) -> str:

@@ -126,7 +126,10 @@ class Response:
             "output_modalities": self._modalities,
             "max_output_tokens": request.max_output_tokens or settings.max_output_tokens,
             "audio": {
-                "output": {"format": sound_fields(settings.output_sound), "voice": settings.voice}
+                "output": {
+                    "format": sound_fields(settings.output_sound),
+                    "voice": settings.voice.name,
+                }
             },
             "metadata": request.metadata,
         }

@@ -11,6 +11,7 @@ from duplane.edge.dialects.openai_settings import (
     DEFAULT_PROMPT,
     DEFAULT_VOICE,
     HISTORY,
+    Voice,
     read_voice_name,
 )
 from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, format_fields, read_format
@@ -53,7 +54,7 @@ class SettingsChange:
     input_sound: SoundFormat | None = None
     output_sound: SoundFormat | None = None
     turn_detection: TurnDetection | None = None
-    voice: object = None
+    voice: Voice | None = None
     max_output_tokens: int | str | None = None
 
 
@@ -67,20 +68,17 @@ class SessionSettings:
     input_sound: SoundFormat = DEFAULT_FORMAT
     output_sound: SoundFormat = DEFAULT_FORMAT
     turn_detection: TurnDetection = TurnDetection()
-    voice: object = DEFAULT_VOICE
+    voice: Voice = DEFAULT_VOICE
     max_output_tokens: int | str = UNLIMITED
 
-    def changed(self, change: SettingsChange, *, has_begun: bool) -> SessionSettings:
-        """Return these settings after a change.
-
-        Once the session has begun, its sound has begun and the model has its prompt: only
-        `max_output_tokens` and the detection of turns can change.
-        """
+    def changed(
+        self, change: SettingsChange, fixed: frozenset[str] = frozenset()
+    ) -> SessionSettings:
+        """Return these settings after a change of all fields that are not `fixed`."""
         named = {
             field.name: value
             for field in dataclasses.fields(change)
-            if (value := getattr(change, field.name)) is not None
-            and not (has_begun and field.name in _FIXED)
+            if (value := getattr(change, field.name)) is not None and field.name not in fixed
         }
         return dataclasses.replace(self, **named)
 
@@ -102,7 +100,7 @@ class SessionSettings:
                 },
                 "output": {
                     "format": sound_fields(self.output_sound),
-                    "voice": self.voice,
+                    "voice": self.voice.to_json(),
                     "speed": 1.0,
                 },
             },
@@ -123,8 +121,10 @@ class SessionSettings:
         return session_pb2.Open(system_prompt=prompt, config=config)
 
 
-# The settings that do not change any more once the session has begun.
-_FIXED = frozenset({"instructions", "modalities", "input_sound", "output_sound", "voice"})
+# The settings that do not change any more once the client has sent sound, and once the model has
+# its prompt.
+FIXED_BY_SOUND = frozenset({"input_sound", "output_sound"})
+FIXED_BY_OPENING = FIXED_BY_SOUND | {"instructions", "modalities", "voice"}
 
 
 def sound_fields(sound: SoundFormat) -> dict[str, object]:

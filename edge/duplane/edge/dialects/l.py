@@ -121,7 +121,10 @@ class DialectL(OpenAIDialect):
         self._close_id: str | None = None  # the client's id of `session.close`
         self._resource: dict[str, object] = {
             "model": "",
-            "audio": {"format": format_fields(DEFAULT_FORMAT), "output": {"voice": DEFAULT_VOICE}},
+            "audio": {
+                "format": format_fields(DEFAULT_FORMAT),
+                "output": {"voice": DEFAULT_VOICE.to_json()},
+            },
         }
         self._context_token_limit = 0  # 0 if unknown
         self._separator = ""  # of the next text from the text before: a client joins all texts

@@ -10,6 +10,7 @@ from duplane.edge.dialects.openai_settings import (
     DEFAULT_PROMPT,
     DEFAULT_VOICE,
     HISTORY,
+    Voice,
     read_voice_name,
 )
 from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, format_fields, read_format
@@ -48,9 +49,10 @@ def read_configuration(
     audio = session.fields("audio") or Fields({}, session.path("audio"))
     form = audio.fields("format")
     sound = DEFAULT_FORMAT if form is None else read_format(form, _PCM_RATES_HERTZ)
+    voice = _read_voice(audio, limits)
     resource: dict[str, object] = {
         "model": model,
-        "audio": {"format": format_fields(sound), "output": {"voice": _read_voice(audio, limits)}},
+        "audio": {"format": format_fields(sound), "output": {"voice": voice.to_json()}},
     }
     if instructions is not None:
         resource["instructions"] = instructions
@@ -68,7 +70,7 @@ def read_configuration(
     )
 
 
-def _read_voice(audio: Fields, limits: Limits) -> object:
+def _read_voice(audio: Fields, limits: Limits) -> Voice:
     output = audio.fields("output")
     if output is None or output.first("voice") is None:
         return DEFAULT_VOICE

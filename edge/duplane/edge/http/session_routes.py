@@ -16,10 +16,12 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import DEFAULT_MODE, MODES
 from duplane.edge.routing import (
     ENDPOINTS,
-    LIVE_ROUTES,
+    OPENAI_ROUTES,
+    REALTIME_ROUTES,
     REFUSAL_DIALECTS,
     Route,
     find_route,
+    refused_query,
     unsupported_mode,
 )
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
@@ -51,9 +53,12 @@ class SessionRoutes:
             raise web.HTTPUpgradeRequired(text="this path accepts only WebSockets")
         limits, client_request = self._limits, self._sessions.parse(request)
         # Messages of a chat may be longer, because they contain its history.
-        is_chat = client_request.target.mode == "chat"
+        target = client_request.target
+        if target.route in REALTIME_ROUTES and (fault := refused_query(client_request.path)):
+            raise web.HTTPBadRequest(text=fault)
+        is_chat = target.mode == "chat"
         max_bytes = limits.chat_message_bytes if is_chat else limits.message_bytes
-        is_openai = client_request.target.route in LIVE_ROUTES
+        is_openai = target.route in OPENAI_ROUTES
         subprotocols = OPENAI_SUBPROTOCOLS if is_openai else SUBPROTOCOLS
         socket = WebSocket(request, limits, max_bytes, subprotocols)
         async with socket.opened() as response:

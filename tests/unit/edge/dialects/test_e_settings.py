@@ -8,7 +8,13 @@ import pytest
 
 from duplane.edge.client_errors import ClientError
 from duplane.edge.dialects.e_items import Item, Part
-from duplane.edge.dialects.e_settings import SessionSettings, read_change, with_history
+from duplane.edge.dialects.e_settings import (
+    FIXED_BY_OPENING,
+    FIXED_BY_SOUND,
+    SessionSettings,
+    read_change,
+    with_history,
+)
 from duplane.edge.dialects.openai_settings import DEFAULT_PROMPT
 from duplane.edge.payload.fields import Fields
 from duplane.edge.settings import Limits
@@ -23,10 +29,12 @@ SEMANTIC = {
 
 
 def changed(
-    session: dict[str, Any], before: SessionSettings | None = None, *, has_begun: bool = False
+    session: dict[str, Any],
+    before: SessionSettings | None = None,
+    fixed: frozenset[str] = frozenset(),
 ) -> SessionSettings:
     change = read_change(Fields(session, "session"), Limits())
-    return (before or SessionSettings("m")).changed(change, has_begun=has_begun)
+    return (before or SessionSettings("m")).changed(change, fixed)
 
 
 def told(session: dict[str, Any], *path: str) -> Any:
@@ -134,9 +142,12 @@ def test_what_has_begun_stays() -> None:
     before = SessionSettings("m")
     sound = {"format": {"type": "audio/pcmu"}, "voice": "v"}
     asked = {"instructions": "x", "output_modalities": ["text"], "audio": {"output": sound}}
-    assert changed(asked, before, has_begun=True) == before
-    after = changed({**asked, "max_output_tokens": 5}, before, has_begun=True)
+    assert changed(asked, before, FIXED_BY_OPENING) == before
+    after = changed({**asked, "max_output_tokens": 5}, before, FIXED_BY_OPENING)
     assert after.max_output_tokens == 5
+    heard = changed(asked, before, FIXED_BY_SOUND)
+    assert (heard.instructions, heard.modalities) == ("x", ("text",))
+    assert heard.output_sound == before.output_sound
 
 
 @pytest.mark.parametrize(

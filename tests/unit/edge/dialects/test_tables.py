@@ -43,12 +43,29 @@ LIVE: list[dict[str, Any]] = [
     *({"type": f"session.input_audio.{kind}"} for kind in ("mute", "unmute")),
     *({"type": f"session.{kind}"} for kind in ("update", "close", "commentary.append")),
 ]
+ITEM = {"id": "i", "type": "message", "role": "user", "content": []}
+OPENAI_REALTIME: list[dict[str, Any]] = [
+    {"type": "input_audio_buffer.append", "audio": AUDIO},
+    {"type": "session.update", "session": {"instructions": "x"}},
+    {"type": "conversation.item.create", "item": ITEM},
+    *({"type": f"conversation.item.{kind}", "item_id": "i"} for kind in ("retrieve", "delete")),
+    {
+        "type": "conversation.item.truncate",
+        "item_id": "i",
+        "content_index": 0,
+        "audio_end_ms": 1,
+    },
+    *({"type": f"response.{kind}"} for kind in ("create", "cancel")),
+    *({"type": f"input_audio_buffer.{kind}"} for kind in ("commit", "clear")),
+    {"type": "output_audio_buffer.clear"},
+]
 CLIENTS = {
     "/v1/realtime?mode=audio": REALTIME,
     "/v1/realtime?mode=chat": REALTIME,
     "/ws/duplex/adx_1": DUPLEX,
     "/ws/chat": [TURN],
     "/v1/live/sessions": LIVE,
+    "/openai/v1/realtime": OPENAI_REALTIME,
 }
 WORKERS: list[session_pb2.ConverseResponse | session_pb2.ChatResponse] = [
     session_pb2.ConverseResponse(opened=session_pb2.Opened()),
