@@ -478,3 +478,29 @@ async def test_stream_that_is_not_read_ends_and_frees_its_slot(
                 await turn.is_over.wait()
             await edge.settled()
     assert "too_slow" in caplog.text
+
+
+async def test_stream_has_no_time_limit_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client reads slowly, but without a pause, for longer than a whole answer may take."""
+    http_s = 0.1
+    monkeypatch.setattr(Limits, "http_s", http_s)
+    minute = session_pb2.ChatDelta(text="x", audio=bytes(4 * 60 * 24_000))
+
+    def speak(request: session_pb2.ChatRequest) -> list[session_pb2.ChatResponse]:
+        return [*[session_pb2.ChatResponse(delta=minute)] * 6, answered(request)[-1]]
+
+    async with (
+        live_edge(Limits(outbox_bytes=10**9)) as edge,
+        RawClient(edge.edge.address, is_slow=False) as client,
+    ):
+        edge.fabric.on_turn = speak
+        begin_s = asyncio.get_running_loop().time()
+        await client.send(request_bytes({**ASK, **STREAM, **SPOKEN}))
+        told = b""
+        while b"[DONE]" not in told[-100:]:
+            piece = await client.read(1_000_000)
+            assert piece, f"was cut after {len(told)} bytes"
+            told += piece
+            await asyncio.sleep(0.02)
+        assert asyncio.get_running_loop().time() - begin_s > 2 * http_s
+        assert len(told) > 6 * 60 * 48_000 * 4 / 3
