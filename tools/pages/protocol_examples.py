@@ -35,6 +35,7 @@ _IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
 _SOUND = bytes(64_000)
 _AUDIO = pybase64.b64encode(_SOUND).decode()
 _MAX_TEXT = 40
+_SPEAK = frozenset({"speech.request", "session.commentary.append"})
 
 _MESSAGE = {
     "id": "item_1",
@@ -47,11 +48,13 @@ CLIENT: Mapping[str, Examples] = {
     "A": {
         "session.update": {"session": {"instructions": "Be brief."}},
         "input_audio_buffer.append": {"audio": _AUDIO},
+        "speech.request": {"text": "Good morning.", "input_id": "greeting"},
         "session.close": {"reason": "user_stop"},
     },
     "B": {
         "session.init": {"payload": {"system_prompt": "Be brief."}},
         "input.append": {"input": {"audio": _AUDIO, "input_id": "unit_0"}},
+        "speech.request": {"text": "Good morning.", "input_id": "greeting"},
         "session.close": {"reason": "user_stop"},
     },
     "B chat": {
@@ -62,6 +65,7 @@ CLIENT: Mapping[str, Examples] = {
     "C": {
         "prepare": {"system_prompt": "Be brief."},
         "audio_chunk": {"audio_base64": _AUDIO},
+        "speech.request": {"text": "Good morning.", "input_id": "greeting"},
         "pause": {"timeout": 60},
         "resume": {},
         "interrupt": {},
@@ -98,6 +102,7 @@ CLIENT: Mapping[str, Examples] = {
         "session.input_audio.mute": {"event_id": "mine_1"},
         "session.input_audio.unmute": {},
         "session.update": {"event_id": "mine_2"},
+        "session.commentary.append": {"content": "Good morning.", "event_id": "mine_3"},
         "session.close": {},
     },
 }
@@ -176,7 +181,7 @@ def _duplex(dialect: str) -> Iterable[bytes]:
     if dialect == "E":
         send(append)
         _open(session, send)
-    respond(opened=session_pb2.Opened(prompt_token_count=12))
+    respond(opened=session_pb2.Opened(prompt_token_count=12, accepts_speech_requests=True))
     send(append)
     listened = session_pb2.Delta(sequence=0, context_token_count=30)
     listened.listen.SetInParent()
@@ -187,6 +192,10 @@ def _duplex(dialect: str) -> Iterable[bytes]:
     events += session.dialect.moving(_LIMITS.failover_s, _NOW)
     for kind in others:
         send(kind)
+        if kind in _SPEAK:
+            send(append)
+            spoken = session_pb2.SpeechResult(outcome=session_pb2.SPEECH_OUTCOME_SPOKEN)
+            respond(delta=session_pb2.Delta(sequence=2, speech=speech, speech_results=[spoken]))
     timeout = Close(CloseReason.TIMEOUT, "session time limit")
     again = DuplexSession(speaks(), _LIMITS, _NOW)
     if dialect == "E":

@@ -58,6 +58,7 @@ class Worker:
         self.seed: int | None = None
         self.may_rebuild = False
         self.is_paused = False
+        self.speech: list[tuple[int, list[str]]] = []  # requests, with the words that are left
 
     def receive(self, request: session_pb2.ConverseRequest) -> list[session_pb2.ConverseResponse]:
         kind = request.WhichOneof("message") or ""
@@ -69,6 +70,7 @@ class Worker:
                     prompt_token_count=PROMPT,
                     model_digest=self.digest,
                     accepts_audio_exponent=not self.is_former,
+                    accepts_speech_requests=not self.is_former,
                 )
                 return [session_pb2.ConverseResponse(opened=opened)]
             case "rebuild":
@@ -77,6 +79,7 @@ class Worker:
                 for past in request.rebuild.units:
                     self.hear(past.sequence)
                     self.past_units.append(past)
+                    self.speech = orjson.loads(past.rebuild_state or b"[]")
                     assert past.context_token_count == self.context
                 rebuilt = session_pb2.Rebuilt()
                 return [session_pb2.ConverseResponse(rebuilt=rebuilt)]
@@ -106,15 +109,34 @@ class Worker:
             failed = session_pb2.Failed(sequence=unit.sequence, reason="X", message="x")
             return session_pb2.ConverseResponse(failed=failed)
         self.hear(unit.sequence)
-        return session_pb2.ConverseResponse(
-            delta=session_pb2.Delta(
-                sequence=unit.sequence,
-                listen=session_pb2.Listen(),
-                context_token_count=self.context,
-                token_ids=[1],
-                state_change=session_pb2.StateChange(),
-            )
+        delta = session_pb2.Delta(
+            sequence=unit.sequence,
+            listen=session_pb2.Listen(),
+            context_token_count=self.context,
+            token_ids=[1],
+            state_change=session_pb2.StateChange(),
         )
+        self._speak(unit, delta)
+        return session_pb2.ConverseResponse(delta=delta)
+
+    def _speak(self, unit: session_pb2.Unit, delta: session_pb2.Delta) -> None:
+        """Speak the next word that was requested, if there is one."""
+        assert not (unit.speech_requests and self.is_former)
+        if unit.force_listen:
+            interrupted = session_pb2.SPEECH_OUTCOME_INTERRUPTED
+            for number, _ in self.speech:
+                delta.speech_results.add(number=number, outcome=interrupted)
+            self.speech.clear()
+        self.speech += [(each.number, each.text.split()) for each in unit.speech_requests]
+        if self.speech and not unit.force_listen:
+            number, words = self.speech[0]
+            delta.speech.text, delta.speech_request = words.pop(0), number
+            if not words:
+                del self.speech[0]
+                delta.end_of_turn = True
+                delta.speech_results.add(number=number, outcome=session_pb2.SPEECH_OUTCOME_SPOKEN)
+        if self.speech:
+            delta.rebuild_state = orjson.dumps(self.speech)
 
 
 class Play:

@@ -10,11 +10,14 @@ import orjson
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects import speech
 from duplane.edge.dialects.actions import (
     Append,
     Configure,
     Dropped,
     Leave,
+    Speak,
+    SpeechEnding,
     Tag,
 )
 from duplane.edge.dialects.dialect import (
@@ -58,13 +61,16 @@ class DialectA(DuplexDialect):
         (Phase.START, UPDATE): Phase.OPENING,
         (Phase.START, CLOSE): Phase.CLOSED,
         (Phase.OPENING, APPEND): Phase.OPENING,  # the audio waits until the conversation is ready
+        (Phase.OPENING, speech.REQUEST): Phase.OPENING,
         (Phase.OPENING, CLOSE): Phase.CLOSED,
         (Phase.ACTIVE, APPEND): Phase.ACTIVE,
+        (Phase.ACTIVE, speech.REQUEST): Phase.ACTIVE,
         (Phase.ACTIVE, CLOSE): Phase.CLOSED,
     }
     replies: ClassVar[Replies] = {
         UPDATE: ("session.created",),
         APPEND: ("response.listen", "response.output_audio.delta"),
+        speech.REQUEST: (speech.DONE,),
         CLOSE: ("session.closed",),
     }
     server_events: ClassVar[ServerEvents] = {
@@ -72,6 +78,7 @@ class DialectA(DuplexDialect):
         "session.created": frozenset({Phase.OPENING}),
         "response.listen": frozenset({Phase.ACTIVE}),
         "response.output_audio.delta": frozenset({Phase.ACTIVE}),
+        speech.DONE: frozenset({Phase.ACTIVE}),
         "session.closed": ALIVE,
         "error": ALIVE,
     }
@@ -80,6 +87,7 @@ class DialectA(DuplexDialect):
         return {
             APPEND: self._decode_append,
             UPDATE: self._decode_settings,
+            speech.REQUEST: lambda event: speech.read_speech(event, self.limits),
             CLOSE: self._decode_close,
         }
 
@@ -160,6 +168,13 @@ class DialectA(DuplexDialect):
         event["text"] = delta.speech.text
         event["end_of_turn"] = delta.end_of_turn
         return [with_audio(event, audio)]
+
+    def speech_ended(
+        self, speak: Speak, ending: SpeechEnding, message: str, now: Moment
+    ) -> list[bytes]:
+        """Render `speech.done`."""
+        del now
+        return [orjson.dumps(speech.done_fields(speak, ending, message))]
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         del now

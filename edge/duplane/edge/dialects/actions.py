@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from duplane.edge.payload.rates import INPUT_RATE_HERTZ
@@ -123,6 +124,27 @@ class CancelTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Speak:
+    """A text that the model must speak, as a turn of its own that begins with the next unit.
+
+    If the model is in a turn, the text begins after this turn. An append that forces the model to
+    listen ends the text and all that wait. `input_id` is the client's id of the request.
+    """
+
+    text: str
+    kind: str = ""
+    input_id: str | None = None
+
+
+class SpeechEnding(Enum):
+    """How a requested text has ended."""
+
+    SPOKEN = "spoken"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The client ends its session. `input_id` is the client's id of the event."""
 
@@ -131,4 +153,4 @@ class Leave:
     input_id: str | None = None
 
 
-Action = Configure | Append | Turn | CancelTurn | Reply | Command | Leave
+Action = Configure | Append | Turn | CancelTurn | Reply | Command | Speak | Leave

@@ -11,6 +11,7 @@ import orjson
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close
+from duplane.edge.dialects import speech
 from duplane.edge.dialects.actions import (
     NO_TAG,
     NOTHING_DROPPED,
@@ -18,6 +19,8 @@ from duplane.edge.dialects.actions import (
     Configure,
     Dropped,
     Leave,
+    Speak,
+    SpeechEnding,
     Tag,
 )
 from duplane.edge.dialects.b_events import (
@@ -70,16 +73,22 @@ class DialectB(DuplexDialect):
         "video_frames": "input.video_frames",
         "force_listen": "input.force_listen",
     }
-    transitions: ClassVar[Transitions] = TRANSITIONS
+    transitions: ClassVar[Transitions] = {
+        **TRANSITIONS,
+        (Phase.OPENING, speech.REQUEST): Phase.OPENING,
+        (Phase.ACTIVE, speech.REQUEST): Phase.ACTIVE,
+    }
     replies: ClassVar[Replies] = {
         INIT: ("session.created",),
         APPEND: ("response.output.delta",),
+        speech.REQUEST: (speech.DONE,),
         CLOSE: ("session.closed",),
     }
     server_events: ClassVar[ServerEvents] = {
         **queue_events("session.", WAITING),
         "session.created": frozenset({Phase.OPENING}),
         "response.output.delta": frozenset({Phase.ACTIVE}),
+        speech.DONE: frozenset({Phase.ACTIVE}),
         "session.moving": frozenset({Phase.ACTIVE}),
         "session.closed": ALIVE,
         "error": ALIVE,
@@ -102,12 +111,15 @@ class DialectB(DuplexDialect):
     # --- client events ---
 
     def _input_id(self, event: Fields) -> str | None:
+        if event.whole.get("type") == speech.REQUEST:
+            return speech.read_id(event, self.limits)
         return read_input_id(event, self.limits)
 
     def _event_decoders(self) -> Decoders:
         return {
             APPEND: self._decode_append,
             INIT: self._decode_settings,
+            speech.REQUEST: lambda event: speech.read_speech(event, self.limits),
             CLOSE: self._decode_close,
         }
 
@@ -195,6 +207,13 @@ class DialectB(DuplexDialect):
         if tag.input_id is not None:
             event["input_id"] = tag.input_id
         return event
+
+    def speech_ended(
+        self, speak: Speak, ending: SpeechEnding, message: str, now: Moment
+    ) -> list[bytes]:
+        """Render `speech.done`."""
+        fields = speech.done_fields(speak, ending, message)
+        return [orjson.dumps(self._events.envelope(speech.DONE, now) | fields)]
 
     def moving(self, within_s: float, now: Moment) -> list[bytes]:
         """Render `session.moving`, which clients may ignore."""

@@ -10,6 +10,7 @@ import orjson
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects import speech
 from duplane.edge.dialects.actions import (
     NOTHING_DROPPED,
     Action,
@@ -18,6 +19,8 @@ from duplane.edge.dialects.actions import (
     Dropped,
     Leave,
     Reply,
+    Speak,
+    SpeechEnding,
     Tag,
 )
 from duplane.edge.dialects.dialect import (
@@ -69,17 +72,20 @@ class DialectC(DuplexDialect):
         (Phase.START, STOP): Phase.CLOSED,
         (Phase.OPENING, CHUNK): Phase.OPENING,  # the audio waits until the conversation is ready
         (Phase.OPENING, INTERRUPT): Phase.OPENING,
+        (Phase.OPENING, speech.REQUEST): Phase.OPENING,
         (Phase.OPENING, DIAGNOSTIC): Phase.OPENING,
         (Phase.OPENING, STOP): Phase.CLOSED,
         (Phase.ACTIVE, CHUNK): Phase.ACTIVE,
         (Phase.ACTIVE, PAUSE): Phase.PAUSED,
         (Phase.ACTIVE, RESUME): Phase.ACTIVE,
         (Phase.ACTIVE, INTERRUPT): Phase.ACTIVE,
+        (Phase.ACTIVE, speech.REQUEST): Phase.ACTIVE,
         (Phase.ACTIVE, DIAGNOSTIC): Phase.ACTIVE,
         (Phase.ACTIVE, STOP): Phase.CLOSED,
         (Phase.PAUSED, PAUSE): Phase.PAUSED,  # the pause starts again
         (Phase.PAUSED, RESUME): Phase.ACTIVE,
         (Phase.PAUSED, INTERRUPT): Phase.PAUSED,
+        (Phase.PAUSED, speech.REQUEST): Phase.PAUSED,
         (Phase.PAUSED, DIAGNOSTIC): Phase.PAUSED,
         (Phase.PAUSED, STOP): Phase.CLOSED,
     }
@@ -89,6 +95,7 @@ class DialectC(DuplexDialect):
         PAUSE: ("paused",),
         RESUME: ("resumed",),
         INTERRUPT: ("interrupted",),
+        speech.REQUEST: (speech.DONE,),
         DIAGNOSTIC: (),
         STOP: ("stopped",),
     }
@@ -96,6 +103,7 @@ class DialectC(DuplexDialect):
         **queue_events("", WAITING),
         "prepared": frozenset({Phase.OPENING}),
         "result": OPEN,
+        speech.DONE: OPEN,
         "moving": OPEN,
         "paused": OPEN,
         "resumed": OPEN,
@@ -125,6 +133,7 @@ class DialectC(DuplexDialect):
             PAUSE: self._decode_pause,
             RESUME: self._decode_resume,
             INTERRUPT: lambda _: Reply((_event("interrupted"),), kind=INTERRUPT, is_interrupt=True),
+            speech.REQUEST: lambda event: speech.read_speech(event, self.limits),
             DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted without effect
             STOP: lambda _: Leave(kind=STOP),
         }
@@ -228,6 +237,13 @@ class DialectC(DuplexDialect):
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)
         return [with_optional_audio(event, self._speech_audio(delta))]
+
+    def speech_ended(
+        self, speak: Speak, ending: SpeechEnding, message: str, now: Moment
+    ) -> list[bytes]:
+        """Render `speech.done`."""
+        del now
+        return [orjson.dumps(speech.done_fields(speak, ending, message))]
 
     def moving(self, within_s: float, now: Moment) -> list[bytes]:
         """Render `moving`, which clients may ignore."""

@@ -9,7 +9,15 @@ from typing import ClassVar
 from duplane.edge.client_errors import ErrorCode, name_fault
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
-from duplane.edge.dialects.actions import Append, Command, Configure, Dropped, Tag
+from duplane.edge.dialects.actions import (
+    Append,
+    Command,
+    Configure,
+    Dropped,
+    Speak,
+    SpeechEnding,
+    Tag,
+)
 from duplane.edge.dialects.dialect import Dialect
 from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
@@ -33,6 +41,8 @@ class DuplexDialect(Dialect):
     # change its settings (`settling`).
     grace_s: ClassVar[float] = 0.0
     settling: ClassVar[frozenset[str]] = frozenset()
+
+    unsupported: ClassVar[ErrorCode] = ErrorCode.INVALID_PAYLOAD  # the model cannot do this
 
     must_listen = False  # the model must listen to the next append; the session takes this back
 
@@ -98,6 +108,18 @@ class DuplexDialect(Dialect):
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""
         del tag, now
+        return []
+
+    def speech_added(self, speak: Speak, now: Moment) -> list[bytes]:
+        """Render that a requested text is now a part of the conversation."""
+        del speak, now
+        return []
+
+    def speech_ended(
+        self, speak: Speak, ending: SpeechEnding, message: str, now: Moment
+    ) -> list[bytes]:
+        """Render the end of a requested text. `message` says why the text was refused."""
+        del speak, ending, message, now
         return []
 
     def setting_path(self, field: str) -> str:

@@ -10,7 +10,17 @@ import orjson
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
-from duplane.edge.dialects.actions import Action, Append, Command, Configure, Dropped, Leave, Tag
+from duplane.edge.dialects.actions import (
+    Action,
+    Append,
+    Command,
+    Configure,
+    Dropped,
+    Leave,
+    Speak,
+    SpeechEnding,
+    Tag,
+)
 from duplane.edge.dialects.continuous_sound import ContinuousSound
 from duplane.edge.dialects.dialect import (
     ALIVE,
@@ -26,6 +36,7 @@ from duplane.edge.dialects.openai_dialect import OpenAIDialect
 from duplane.edge.dialects.openai_errors import CONTEXT_FULL, SERVER_ERROR, error_fields
 from duplane.edge.dialects.openai_settings import DEFAULT_VOICE
 from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, format_fields
+from duplane.edge.dialects.speech import read_speech_text
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import Fields
@@ -39,13 +50,13 @@ MUTE = "session.input_audio.mute"
 UNMUTE = "session.input_audio.unmute"
 UPDATE = "session.update"
 CLOSE = "session.close"
+COMMENTARY = "session.commentary.append"
 
 # Events for abilities that the model lacks. Clients go on after the error that answers them.
 UNSUPPORTED = frozenset(
     {
         "session.instructions.append",
         "session.thinking.append",
-        "session.commentary.append",
         "session.output_audio.fixture.play",
         "response.item.create",
         "response.create",
@@ -76,6 +87,7 @@ class DialectL(OpenAIDialect):
 
     name: ClassVar[str] = "L"
     lost_while_opening: ClassVar[CloseReason] = CloseReason.WORKER_CONNECT_FAILED
+    unsupported: ClassVar[ErrorCode] = ErrorCode.UNSUPPORTED
     transitions: ClassVar[Transitions] = {
         (Phase.START, START): Phase.OPENING,
         (Phase.START, CLOSE): Phase.CLOSED,
@@ -87,6 +99,7 @@ class DialectL(OpenAIDialect):
         (Phase.ACTIVE, MUTE): Phase.ACTIVE,
         (Phase.ACTIVE, UNMUTE): Phase.ACTIVE,
         (Phase.ACTIVE, UPDATE): Phase.ACTIVE,
+        (Phase.ACTIVE, COMMENTARY): Phase.ACTIVE,
         (Phase.ACTIVE, CLOSE): Phase.CLOSED,
     }
     replies: ClassVar[Replies] = {
@@ -97,11 +110,13 @@ class DialectL(OpenAIDialect):
             "session.usage.updated",
         ),
         **{command: (answer,) for command, answer in _ANSWERS.items()},
+        COMMENTARY: ("session.commentary.appended",),
         CLOSE: ("session.closed",),
     }
     server_events: ClassVar[ServerEvents] = {
         "session.started": frozenset({Phase.OPENING}),
         "session.updated": frozenset({Phase.ACTIVE}),
+        "session.commentary.appended": frozenset({Phase.ACTIVE}),
         "session.output_transcript.delta": frozenset({Phase.ACTIVE}),
         "session.output_audio.delta": frozenset({Phase.ACTIVE}),
         "session.usage.updated": frozenset({Phase.ACTIVE}),
@@ -135,7 +150,7 @@ class DialectL(OpenAIDialect):
     def _refusal(self, kind: str, phase: Phase) -> ClientError:
         if kind in UNSUPPORTED:
             return ClientError(ErrorCode.UNSUPPORTED, f"type: {kind} is not supported")
-        if kind == UPDATE and phase is Phase.OPENING:
+        if kind in (UPDATE, COMMENTARY) and phase is Phase.OPENING:
             return ClientError(ErrorCode.NOT_READY, f"type: {kind} before session.started")
         return super()._refusal(kind, phase)
 
@@ -143,6 +158,7 @@ class DialectL(OpenAIDialect):
         return {
             APPEND: self._decode_append,
             START: self._decode_start,
+            COMMENTARY: self._decode_commentary,
             CLOSE: lambda event: Leave(kind=CLOSE, input_id=self._input_id(event)),
             **dict.fromkeys(_ANSWERS, self._decode_command),
         }
@@ -150,6 +166,13 @@ class DialectL(OpenAIDialect):
     def _decode_start(self, event: Fields) -> Configuration:
         session = event.required_fields("session")
         return read_configuration(session, self.limits, START, self._input_id(event))
+
+    def _decode_commentary(self, event: Fields) -> Speak:
+        """Decode a text that the model must speak.
+
+        Its `delegation_id` has no effect: the model delegates no tasks.
+        """
+        return Speak(read_speech_text(event, "content"), COMMENTARY, self._input_id(event))
 
     def _decode_command(self, event: Fields) -> Command:
         return Command(event.get("type", str, required=True), self._input_id(event))
@@ -212,6 +235,21 @@ class DialectL(OpenAIDialect):
             fields["context_window"] = {"usage_ratio": round(delta.context_token_count / limit, 4)}
         events.append(self._event("session.usage.updated", fields))
         return events
+
+    def speech_added(self, speak: Speak, now: Moment) -> list[bytes]:
+        """Render that a commentary is added at this moment of the session."""
+        del now
+        moment_ms = self._speech.sent_ms
+        time = {"start_ms": moment_ms, "end_ms": moment_ms}
+        return [self._event("session.commentary.appended", time, speak.input_id)]
+
+    def speech_ended(
+        self, speak: Speak, ending: SpeechEnding, message: str, now: Moment
+    ) -> list[bytes]:
+        """Render an error if a commentary was refused; L has no event for other ends."""
+        if ending is not SpeechEnding.REFUSED:
+            return []
+        return [self.error(ErrorCode.INVALID_PAYLOAD, f"content: {message}", now, speak.input_id)]
 
     def _usage(self) -> dict[str, object]:
         return {"seconds": self._speech.sent_ms / 1e3}

@@ -22,6 +22,7 @@ from duplane.edge.dialects.actions import (
     Configure,
     Leave,
     Reply,
+    Speak,
     Turn,
 )
 from duplane.edge.dialects.chat import ChatDialect
@@ -160,6 +161,8 @@ class ChatSession(Session[ChatDialect]):
                 events = list(action.events)
             case Leave():
                 events = self._leave(action, now)
+            case Speak():
+                raise AssertionError("a chat dialect decodes no Speak")
         return events
 
     def _heard(self, now: Moment) -> None:

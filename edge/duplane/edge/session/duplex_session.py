@@ -6,6 +6,7 @@ The session holds one slot from the grant until the session ends; `Moves` change
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
@@ -19,6 +20,8 @@ from duplane.edge.dialects.actions import (
     Configure,
     Leave,
     Reply,
+    Speak,
+    SpeechEnding,
 )
 from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
@@ -40,12 +43,17 @@ from duplane.edge.session.request_queue import Outgoing, SentUnit
 from duplane.edge.session.request_rates import convert_voices
 from duplane.edge.session.session import Decoded, Session
 from duplane.edge.session.slot import Slot
+from duplane.edge.session.speech_requests import SpeechEnd
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
+_ENDINGS = {
+    session_pb2.SPEECH_OUTCOME_SPOKEN: SpeechEnding.SPOKEN,
+    session_pb2.SPEECH_OUTCOME_INTERRUPTED: SpeechEnding.INTERRUPTED,
+}
 _LOST = Close(CloseReason.FAILED, "the worker was lost")
 
 
@@ -140,6 +148,8 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _apply_control(self, action: Action, now: Moment) -> list[bytes]:
         """Apply an event that is not an append."""
+        if isinstance(action, Speak):
+            self._speak(action)
         self.dialect.accept(action)
         match action:
             case Configure():
@@ -149,10 +159,23 @@ class DuplexSession(Session[DuplexDialect]):
                 return self._reply(action, now)
             case Command():
                 return self._command(action, now)
+            case Speak():
+                return []
             case Leave():
                 return self._leave(action, now)
             case _:
                 raise AssertionError(f"a duplex dialect decodes no {type(action).__name__}")
+
+    def _speak(self, speak: Speak) -> None:
+        """Let the model speak a text with the next unit, if the present worker can."""
+        speech = self.moves.queue.speech
+        if speech.is_full:
+            fault = f"type: {speech.count} texts wait to be spoken already"
+            raise ClientError(ErrorCode.NOT_READY, fault, speak.input_id)
+        if self.dialect.phase in OPEN and not self.moves.present.accepts_speech_requests:
+            fault = f"type: {speak.kind} is not supported: the model cannot speak given texts"
+            raise ClientError(self.dialect.unsupported, fault, speak.input_id)
+        speech.add(speak)
 
     def _configured(self, settings: session_pb2.Open, now: Moment) -> None:
         self._settings = settings
@@ -283,7 +306,23 @@ class DuplexSession(Session[DuplexDialect]):
         return self._render(unit, outcome, now)
 
     def _render(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
-        """Render the outcome of a unit."""
+        """Render the outcome of a unit, and what it says about texts to speak."""
+        if not self.moves.queue.speech:
+            return self._render_unit(unit, outcome, now)
+        news = self.moves.queue.speech.answered(outcome)
+        events = [event for each in news.added for event in self.dialect.speech_added(each, now)]
+        events += self._render_unit(unit, outcome, now)
+        return events + self._render_ends(news.ended, now)
+
+    def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:
+        events: list[bytes] = []
+        for speak, result in ended:
+            message = result.message.removeprefix(result.field).strip()
+            ending = _ENDINGS.get(result.outcome, SpeechEnding.REFUSED)
+            events += self.dialect.speech_ended(speak, ending, message, now)
+        return events
+
+    def _render_unit(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
         if self.dialect.replies_to_appends:
             self.replies.add_outcome(unit.ordinal, outcome)
             return self._ready_replies(now)
@@ -325,6 +364,8 @@ class DuplexSession(Session[DuplexDialect]):
         events = self.dialect.opened(opened, now)
         if self.moves.phase is MovePhase.OPENING:
             self.moves.opened(opened, now)
+        if not opened.accepts_speech_requests:
+            events += self._render_ends(self.moves.queue.speech.refuse_all(), now)
         return events + self._ready_replies(now)
 
     def _ready_replies(self, now: Moment) -> list[bytes]:

@@ -166,6 +166,7 @@ class Moves:
         """Record that the first worker has opened the conversation, and begin the journal."""
         self._fire(MoveEvent.OPENED)
         self.present.owed_s = None
+        self.present.accepts_speech_requests = opened.accepts_speech_requests
         if self.journal.opening:
             self.journal.open(self.journal.opening, opened)
         if not self.journal.is_whole:
@@ -390,12 +391,18 @@ class Moves:
             self.attempt.slot.owed_s = None
 
     def next_opened(self, opened: session_pb2.Opened) -> bool:
-        """Record that the next worker is open. Return False if it has another model."""
+        """Record that the next worker is open.
+
+        Return False if it has another model, or cannot go on with texts that the model must speak.
+        """
         first = self.journal.opened
+        if self.queue.speech and not opened.accepts_speech_requests:
+            return False
         is_same = opened.model_digest == first.model_digest
         if not (is_same and opened.prompt_token_count == first.prompt_token_count):
             return False
         self.attempt.slot.accepts_audio_exponent = opened.accepts_audio_exponent
+        self.attempt.slot.accepts_speech_requests = opened.accepts_speech_requests
         if self.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
             self._fire(MoveEvent.NEXT_OPENED)
         return True

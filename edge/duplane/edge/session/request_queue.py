@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt
+from duplane.edge.session.speech_requests import SpeechRequests
 from duplane.edge.session.unit_assembler import UnitAssembler
 from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
@@ -49,7 +50,7 @@ class Recut(NamedTuple):
 
 
 class Held(NamedTuple):
-    """How much data of the client a queue holds."""
+    """How much data of the client a queue holds, beside a few texts to speak."""
 
     unit_count: int  # complete units that wait
     request_count: int  # requests that wait
@@ -78,6 +79,7 @@ class RequestQueue:
 
     def __init__(self, frame_count: int) -> None:
         self.is_catching_up = False  # one unit is sent at a time
+        self.speech = SpeechRequests()  # they are sent with units
         self.sent: dict[int, SentUnit] = {}  # units that the present worker has, by sequence
         self._assembler = UnitAssembler(frame_count)
         # Units, each with the times at which its last append was received, read and parsed.
@@ -198,6 +200,8 @@ class RequestQueue:
         received = unit.receive_time
         received.seconds, received.nanos = divmod(receipt.received_ns, 1_000_000_000)
         self._force_listen = False
+        if self.speech:
+            self.speech.attach(unit)
         kept = request if is_kept else None
         self.sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)
         self._next_sequence += 1
@@ -237,6 +241,7 @@ class RequestQueue:
         self.is_catching_up = True
         kept = [(sequence, sent) for sequence, sent in self.sent.items() if sent.request]
         self._dropped_count += len(self.sent) - len(kept)
+        self.speech.take_back({sequence for sequence, _ in kept})
         self.sent.clear()
         if self._pause is not None:
             self._requests.appendleft((self._first_ordinal, self._pause))

@@ -15,3 +15,4 @@ class Slot:
     owed_s: float | None = None  # monotonic: since when the worker owes an answer
     is_draining: bool = False  # the worker has announced that it ends its sessions
     accepts_audio_exponent: bool = False  # as the worker has said in `opened`
+    accepts_speech_requests: bool = False  # the same

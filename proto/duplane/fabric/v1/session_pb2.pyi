@@ -205,18 +205,20 @@ class DuplexConfig(_message.Message):
     def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent")
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
     context_token_limit: int
     ignored_fields: _containers.RepeatedScalarFieldContainer[str]
     model_digest: str
     accepts_audio_exponent: bool
-    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ...) -> None: ...
+    accepts_speech_requests: bool
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ...) -> None: ...
 
 class Rebuild(_message.Message):
     __slots__ = ("units", "is_last", "model_digest")

@@ -280,6 +280,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             ignored_fields=sorted(ignored),
             model_digest=self._engine.constants.digest,
             accepts_audio_exponent=True,
+            accepts_speech_requests=self._engine.constants.accepts_speech_requests,
         )
         self._send(session_pb2.ConverseResponse(opened=message))
 

@@ -1,0 +1,129 @@
+"""The texts that a client wants the model to speak, from the client's event to their end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from duplane.edge.dialects.actions import Speak
+from duplane.fabric.bounds import MAX_SPEECH_REQUESTS
+from duplane.fabric.v1 import session_pb2
+
+UNSUPPORTED = "UNSUPPORTED"
+
+
+class SpeechEnd(NamedTuple):
+    """The end of a request."""
+
+    speak: Speak
+    result: session_pb2.SpeechResult
+
+
+class SpeechNews(NamedTuple):
+    """What an outcome says about requests: those that are now in the conversation, and ends."""
+
+    added: Sequence[Speak]
+    ended: Sequence[SpeechEnd]
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request without an end.
+
+    `sequence` is the number of the unit that was sent with it; None if it waits for a unit. A
+    request that `is_added` is part of the conversation, and of its journal.
+    """
+
+    speak: Speak
+    sequence: int | None = None
+    is_added: bool = False
+
+
+class SpeechRequests:
+    """The requests of one conversation without an end: at most `MAX_SPEECH_REQUESTS`.
+
+    A request is sent with the next unit. If the session leaves a worker, the requests of units
+    without an outcome are sent again.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[int, _Request] = {}  # by their number at the worker
+        self._next_number = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def count(self) -> int:
+        """The number of requests without an end."""
+        return len(self._requests)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another request would exceed the bound."""
+        return len(self._requests) >= MAX_SPEECH_REQUESTS
+
+    def add(self, speak: Speak) -> None:
+        """Add a request, unless `is_full`."""
+        self._requests[self._next_number] = _Request(speak)
+        self._next_number += 1
+
+    def attach(self, unit: session_pb2.Unit) -> None:
+        """Add the requests that wait to a unit that is sent for the first time."""
+        for number, request in self._requests.items():
+            if request.sequence is None:
+                request.sequence = unit.sequence
+                unit.speech_requests.add(number=number, text=request.speak.text)
+
+    def answered(self, outcome: session_pb2.Delta | session_pb2.Failed) -> SpeechNews:
+        """Return what the outcome of a unit says, and forget the requests that have ended.
+
+        If a unit fails, its requests fail, too. Older units without an outcome were dropped by the
+        worker, which has kept their requests.
+        """
+        if not self._requests:
+            return SpeechNews((), ())
+        if isinstance(outcome, session_pb2.Failed):
+            return SpeechNews((), self._failed(outcome))
+        ended: list[SpeechEnd] = []
+        for result in outcome.speech_results:
+            if request := self._requests.get(result.number):
+                ended.append(SpeechEnd(request.speak, result))
+                if result.outcome == session_pb2.SPEECH_OUTCOME_REFUSED:
+                    request.is_added = True  # it is not reported as added
+        added: list[Speak] = []
+        for request in self._requests.values():
+            is_there = request.sequence is not None and request.sequence <= outcome.sequence
+            if is_there and not request.is_added:
+                request.is_added = True
+                added.append(request.speak)
+        for result in outcome.speech_results:
+            self._requests.pop(result.number, None)
+        return SpeechNews(added, ended)
+
+    def _failed(self, failed: session_pb2.Failed) -> Sequence[SpeechEnd]:
+        numbers = [
+            number
+            for number, request in self._requests.items()
+            if request.sequence == failed.sequence and not request.is_added
+        ]
+        return [self._refuse(number, failed.reason, failed.message) for number in numbers]
+
+    def refuse_all(self) -> Sequence[SpeechEnd]:
+        """End all requests, because the model cannot speak given texts."""
+        fault = "the model cannot speak given texts"
+        return [self._refuse(number, UNSUPPORTED, fault) for number in list(self._requests)]
+
+    def _refuse(self, number: int, reason: str, message: str) -> SpeechEnd:
+        refused = session_pb2.SPEECH_OUTCOME_REFUSED
+        result = session_pb2.SpeechResult(
+            number=number, outcome=refused, reason=reason, message=message
+        )
+        return SpeechEnd(self._requests.pop(number).speak, result)
+
+    def take_back(self, kept: Collection[int | None]) -> None:
+        """Let the requests of lost units wait again: of units without an outcome, except `kept`."""
+        for request in self._requests.values():
+            if not request.is_added and request.sequence not in kept:
+                request.sequence = None
