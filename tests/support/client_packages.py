@@ -26,7 +26,7 @@ needs_node_clients = pytest.mark.skipif(
 )
 
 
-async def run_client(script: str, *arguments: str, given: bytes = b"") -> bytes:
+async def run_client(script: str, *arguments: str, given: bytes = b"", **environment: str) -> bytes:
     """Run a script of tests/clients with `given` as its input; return what it writes."""
     program = "node" if script.endswith(".mjs") else str(PYTHON)
     client = await asyncio.create_subprocess_exec(
@@ -34,7 +34,7 @@ async def run_client(script: str, *arguments: str, given: bytes = b"") -> bytes:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"NO_PROXY": "*"},
+        env=os.environ | {"NO_PROXY": "*"} | environment,
     )
     try:
         async with asyncio.timeout(WITHIN_S):

@@ -19,8 +19,9 @@ OpenAI's Realtime and Live protocols, as the types of
 [openai-python](https://github.com/openai/openai-python) describe them.
 The transcripts in `tests/transcripts` show all events and fields. There are two complete clients of
 one page each: [realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
-[realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B). Chat
-completions over HTTP, which recordings and metrics call dialect O, have
+[realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
+[`docs/clients.md`](../docs/clients.md) points clients of other projects to an edge (dialects E and
+L). Chat completions over HTTP, which recordings and metrics call dialect O, have
 [a page of their own](../docs/completions.md).
 
 Every event is one WebSocket text message: a JSON object in UTF-8. Clients of A to D send audio as

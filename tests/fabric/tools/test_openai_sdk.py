@@ -13,7 +13,12 @@ import orjson
 import pybase64
 import pytest
 import soundfile
-from support.client_packages import needs_node_clients, needs_python_clients, run_client
+from support.client_packages import (
+    checked_kinds,
+    needs_node_clients,
+    needs_python_clients,
+    run_client,
+)
 from support.fabric.real_fabric import RealFabric
 from support.paths import ROOT
 from support.time_limits import WITHIN_S
@@ -32,13 +37,14 @@ ANSWERS = [
 ]
 UNITS = 20
 FORMATS = [SoundFormat(Encoding.INT16, 24_000), SoundFormat(Encoding.INT16, 16_000)]
-INBOX = "32"  # units that wait for the device, so that none is dropped
+# Units that wait for the device or the conversation: clients send all sound at once.
+WAITING = {"DUPLANE_INBOX_UNIT_COUNT": "32", "DUPLANE_EARLY_UNIT_COUNT": "32"}
 
 
 @pytest.fixture(scope="module")
 async def fabric() -> AsyncGenerator[RealFabric]:
     checkpoint = str(DEFAULT_CHECKPOINT)
-    async with RealFabric.running(checkpoint, DUPLANE_INBOX_UNIT_COUNT=INBOX) as fabric:
+    async with RealFabric.running(checkpoint, **WAITING) as fabric:
         yield fabric
 
 
@@ -75,6 +81,29 @@ async def test_the_model_answers_the_live_client_for_node(
     arguments = (f"http://{fabric.edge}/v1", str(FORMATS[0].rate_hertz), str(sound))
     output = await run_client("live.mjs", *arguments)
     assert output.decode().splitlines() == [" ".join(ANSWERS), "close_requested"]
+    await fabric.all_free()
+
+
+@pytest.mark.parametrize(
+    ("script", "scheme"),
+    [
+        pytest.param("openai_realtime.py", "http", marks=needs_python_clients),
+        pytest.param("agents_realtime.py", "ws", marks=needs_python_clients),
+        pytest.param("agents_realtime.mjs", "ws", marks=needs_node_clients),
+    ],
+)
+@needs_python_clients  # which have the types of all events
+async def test_the_model_answers_realtime_clients(
+    fabric: RealFabric, tmp_path: Path, script: str, scheme: str
+) -> None:
+    sound = tmp_path / "questions.pcm"
+    sound.write_bytes(questions(FORMATS[0]))
+    output = await run_client(script, f"{scheme}://{fabric.edge}/v1", str(sound))
+    *events, told = output.splitlines()
+    assert orjson.loads(told) == {"answers": ANSWERS, "faults": []}
+    kinds = (await checked_kinds("realtime", events))["server"]
+    assert {"session.created", "response.output_audio.delta", "response.done"} <= set(kinds)
+    assert "error" not in kinds
     await fabric.all_free()
 
 
