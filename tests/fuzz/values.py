@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pybase64
 import soundfile
-from support.protocols.transcripts import jpeg, media_of, pcm, png, wav
+from support.protocols.transcripts import jpeg, media_of, pcm, png, wav, without_time
 
 Raw = orjson.Fragment
 
@@ -100,7 +100,7 @@ def _sound(subtype: str, rate_hertz: int, channel_count: int, container: str = "
     file = io.BytesIO()
     samples = np.zeros((256, channel_count), dtype=np.float32)
     soundfile.write(file, samples, rate_hertz, format=container, subtype=subtype)
-    return file.getvalue()
+    return without_time(file.getvalue())
 
 
 SOUNDS = (
