@@ -8,7 +8,7 @@ from http import HTTPStatus
 from duplane.edge.dialects.openai_errors import CLIENT_ERROR, SERVER_ERROR, error_object
 from duplane.edge.http.messages import Json
 
-OPENAI_PREFIXES = ("/v1/", "/openai/")
+OPENAI_PREFIXES = ("/v1/", "/openai/", "/realtime")
 """The paths at which clients of OpenAI's API expect its form."""
 
 # Status -> `type` and `code` of the error. Other statuses have no code.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from support.edge.callers import NamedCallers, as_caller
 from support.fabric.in_process import running_edge
 from support.scheduler.scheduler_harness import SchedulerHarness
+from support.time_limits import WITHIN_S
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.http.model_routes import model_names
 from duplane.fabric.v1 import admin_pb2, model_pb2, registry_pb2
@@ -22,11 +26,11 @@ class Client:
     """Sends requests to an edge as a tenant."""
 
     def __init__(self, address: str, http: aiohttp.ClientSession) -> None:
-        self._address = address
+        self.address = address
         self._http = http
 
     async def ask(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
-        url = f"http://{self._address}{path}"
+        url = f"http://{self.address}{path}"
         headers = as_caller("tenant")
         async with self._http.request(method, url, headers=headers, **request) as answer:
             return answer.status, await answer.json()
@@ -92,6 +96,35 @@ async def test_name_that_none_of_several_models_has_is_refused_with_the_names() 
                 "param": "model",
                 "code": "model_not_found",
             }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/realtime?mode=audio&model=gpt-4o",
+        "/v1/realtime?model=gpt-4o",
+        "/openai/v1/realtime?model=gpt-4o",
+        "/v1/live/sessions?model=gpt-4o",
+        "/ws/duplex/adx_1?model=gpt-4o",
+    ],
+)
+async def test_the_rule_is_the_same_for_every_dialect(path: str) -> None:
+    async with (
+        client_of({"w1": {"model": "a"}, "w2": {"model": "b"}}) as client,
+        connect(
+            f"ws://{client.address}{path}",
+            additional_headers=as_caller("tenant"),
+            compression=None,
+            proxy=None,
+        ) as socket,
+    ):
+        told: list[str] = []
+        with contextlib.suppress(ConnectionClosed):
+            async with asyncio.timeout(WITHIN_S):
+                async for event in socket:
+                    told.append(str(event))
+    assert "no worker serves the model 'gpt-4o'; served are: a, b" in told[-1]
+    assert socket.close_code == 1013
 
 
 async def test_without_workers_no_model_is_listed() -> None:
