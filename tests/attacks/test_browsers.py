@@ -14,7 +14,8 @@ from support.edge.raw_client import RawClient
 from websockets.asyncio.client import connect
 
 WEBSOCKETS = (
-    *("/v1/realtime", "/v1/realtime?mode=chat", "/ws/duplex/adx_1", "/ws/chat"),
+    *("/v1/realtime", "/v1/realtime?mode=chat", "/ws/duplex/adx_1"),
+    *("/ws/chat", "/ws/half_duplex/hd_1"),
     *("/v1/live/sessions", "/openai/v1/live/sessions", "/openai/v1/realtime", "/realtime"),
 )
 EVIL = "https://evil.example"

@@ -27,7 +27,10 @@ from duplane.edge.credentials.keys import new_key
 from duplane.edge.credentials.settings import CredentialSettings
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
-WEBSOCKETS = ("/v1/realtime?mode=audio", "/v1/realtime?mode=chat", "/ws/duplex/adx_1", "/ws/chat")
+WEBSOCKETS = (
+    *("/v1/realtime?mode=audio", "/v1/realtime?mode=chat"),
+    *("/ws/duplex/adx_1", "/ws/half_duplex/hd_1", "/ws/chat"),
+)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/v1/realtime"): (C, Scope.READ),
     ("GET", "/ws/duplex/{session_id}"): (C, Scope.READ),
     ("GET", "/ws/chat"): (C, Scope.READ),
+    ("GET", "/ws/half_duplex/{session_id}"): (C, Scope.READ),
     ("GET", "/v1/live/sessions"): (C, Scope.READ),
     ("GET", "/openai/v1/live/sessions"): (C, Scope.READ),
     ("GET", "/v1/models"): (C, Scope.READ),

@@ -34,7 +34,8 @@ SMALL = Limits(
     pending_unit_count=4,
     pending_turn_count=2,
 )
-DIALECTS = ("a", "b", "b_chat", "c", "d", "e", "l")
+DIALECTS = ("a", "b", "b_chat", "c", "d", "e", "h", "l")
+_CHATS = ("b_chat", "d", "h")
 _LONGEST = {"@pcm:480001": "@pcm:48001", "@nan:16000": "@nan:160"}
 
 
@@ -104,7 +105,7 @@ def corpus() -> Corpus:
             if line.message and line.message.raw is None:
                 said[dialect].append(line.message.value)
             if line.who == "worker" and line.what != "breaks":
-                told[dialect in ("b_chat", "d")].append(line)
+                told[dialect in _CHATS].append(line)
     return Corpus(transcripts, said, told)
 
 
@@ -189,7 +190,7 @@ def _mutate_order(rng: Random, lines: list[Line], dialect: str, all_of_it: Corpu
         case 6:
             lines.insert(at, _fabric_fault(rng))
         case 7:
-            is_chat = dialect in ("b_chat", "d")
+            is_chat = dialect in _CHATS
             lines.insert(at, rng.choice(all_of_it.told[is_chat]))
         case 8:
             lines.insert(at, rng.choice(_ENDS))

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "B chat": {"type": "session.init", "payload": {}},
     "C": {"type": "prepare"},
     "E": {"type": "session.update", "session": {"type": "realtime"}},
+    "H": {"type": "prepare"},
     "L": {"type": "session.start", "session": {"model": "m"}},
 }
 UNIT: dict[str, Any] = {
@@ -30,6 +31,7 @@ UNIT: dict[str, Any] = {
     "C": {"type": "audio_chunk", "audio_base64": "@pcm:16000"},
     "D": {"messages": _MESSAGES},
     "E": {"type": "input_audio_buffer.append", "audio": "@int16:24000"},
+    "H": {"type": "audio_chunk", "audio_base64": "@questions:5000:8000"},
     "L": {"type": "session.input_audio.append", "audio": "@int16:24000"},
 }
 LEAVE: dict[str, Any] = {
@@ -37,6 +39,7 @@ LEAVE: dict[str, Any] = {
     "B": {"type": "session.close"},
     "B chat": {"type": "session.close"},
     "C": {"type": "stop"},
+    "H": {"type": "stop"},
     "L": {"type": "session.close"},
 }
 _ANSWERS = {
@@ -47,6 +50,7 @@ _ANSWERS = {
     "L": ("session.usage.updated",),
     "B chat": ("response.done",),
     "D": ("done",),
+    "H": ("turn_done",),
 }
 _UNIT_MESSAGE_BYTES = 100_000  # some transcripts set a lower limit
 _LONG_INIT_S = 60.0  # some transcripts set a lower limit, which is over while E awaits settings
@@ -133,6 +137,9 @@ def _continue_chat(run: SessionRun) -> None:
     _answer_turns(run)
     if run.is_over:
         return
+    if run.dialect == "H":
+        _take(run, SETTINGS["H"])  # those of the case may take nothing for speech
+        run.wait(0.5)  # before this time nothing is heard
     before = run.answers.copy()
     if run.dialect == "D":
         run.client(Message(UNIT["D"]))

@@ -22,6 +22,7 @@ CLOSINGS = {
     "C": ("stopped", "timeout"),
     "D": ("done",),
     "E": (),  # a session ends with `error`, as its other faults
+    "H": ("stopped", "timeout"),
     "L": ("session.closed",),
 }
 """The events that close a session. A session that is refused ends with `error` instead."""

@@ -7,10 +7,12 @@ from fuzz.event_rules import IllegalError
 from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.edge.routing import AnySession
 from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.half_duplex_session import HalfDuplexSession
 from duplane.edge.session.request_queue import RequestQueue
 from duplane.edge.settings import Limits
 from duplane.fabric.model import DEFAULT_FORMAT
 
+_EARLY_S = 6.0  # sound before speech that a half duplex session keeps: padding and lookback
 UNIT_BYTES = 4 * DEFAULT_FORMAT.unit_sample_count
 
 
@@ -18,6 +20,10 @@ def check_held(session: AnySession, limits: Limits) -> None:
     """Raise IllegalError for the first exceeded bound."""
     if isinstance(session, ChatSession):
         held = {"turns": (session.turn_count, limits.pending_turn_count + 1)}
+        if isinstance(session, HalfDuplexSession):
+            speech_s = limits.chat_audio_s + limits.append_s + _EARLY_S
+            most_bytes = limits.chat_media_bytes + int(speech_s * 4 * INPUT_RATE_HERTZ)
+            held["bytes of sound"] = session.held_bytes, most_bytes
     else:
         units, replies = session.moves.queue.held, session.replies
         # While the model is not known, a unit has the rate of the client.

@@ -74,12 +74,17 @@ class SessionRun:
         journals = JournalSpace(2**20, 2**20) if case.can_move else None
         continuity = Continuity(journals, RebuildPermits(1), new_seed=lambda: 7)
         self.session = ENDPOINTS[entry.route, entry.mode].new_session(
-            replace(IDENTITY, model=entry.model), case.limits, self.now, continuity
+            replace(IDENTITY, model=entry.model, url_id=entry.url_id),
+            case.limits,
+            self.now,
+            continuity,
         )
         self.chat = self.session if isinstance(self.session, ChatSession) else None
         self.duplex = self.session if isinstance(self.session, DuplexSession) else None
         limits = case.limits
-        self.message_bytes = limits.chat_message_bytes if self.chat else limits.message_bytes
+        self.message_bytes = (
+            limits.message_bytes if entry.mode != "chat" else limits.chat_message_bytes
+        )
         self.log: list[tuple[str, Any]] = []  # all steps and messages, in order
         self.over_at: int | None = None  # length of `log` when the session ended
         self.answers: Counter[str] = Counter()
@@ -198,7 +203,8 @@ class SessionRun:
         if dialect.phase not in legal:
             raise IllegalError(f"{kind} led from {before} to {dialect.phase}")
         self.taken_chunks += kind == "audio_chunk"
-        self.taken_turns += self.chat is not None and kind == "input.append"
+        if self.chat:
+            self.taken_turns += kind in ("input.append", "audio_chunk")
 
     def _check_fault(self, fault: Any) -> None:
         """Check that an error blames the client, names the field and is short."""
@@ -399,7 +405,7 @@ class SessionRun:
             is_told = not events
             if self.dialect == "D" and closed.reason is CloseReason.UNREADABLE:
                 is_told = last["type"] == "error"
-        elif closed.reason in REFUSALS and self.dialect not in ("C", "D"):
+        elif closed.reason in REFUSALS and self.dialect not in ("C", "D", "H"):
             code = REFUSALS[closed.reason]
             code = ERRORS[code][1] if self.dialect in _OPENAI else code
             is_told = last["type"] == "error" and last["error"]["code"] == code

@@ -44,6 +44,8 @@ class Listener:
             return cls("D")
         if path.startswith("/ws/duplex/"):
             return cls("C")
+        if path.startswith("/ws/half_duplex/"):
+            return cls("H")
         if "/live/sessions" in path:
             return cls("L")
         if path.startswith("/openai/v1/realtime"):

@@ -113,7 +113,15 @@ FRAMES: tuple[Callable[[Random], Pieces], ...] = (
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 PATHS = (
-    *("/v1/realtime?mode=audio", "/v1/realtime", "/ws/duplex/a", "/ws/chat", "/", "/nowhere"),
+    *(
+        "/v1/realtime?mode=audio",
+        "/v1/realtime",
+        "/ws/duplex/a",
+        "/ws/half_duplex/a",
+        "/ws/chat",
+        "/",
+        "/nowhere",
+    ),
     *("/health", "/ready", "/status", "/workers", "/cache", "/sessions", "/api/queue"),
     *("/api/queue/q_1", "/api/queue/%00", "/api/queue/..%2f..", "/api/queue/" + "x" * 3000),
     *("/api/config/eta", "/api/apps", "/api/presets", "/api/presets/../x/audio"),

@@ -50,6 +50,7 @@ _SHOWN: Mapping[str, _Shown] = {
         "`response.done` with the status `completed`",
         "`response.done` with the reason `turn_detected`",
     ),
+    "H": _Shown("no units", "`turn_done`", "no units"),
     "L": _Shown("not shown", "no turns", "no turns: silence follows"),
     "gRPC": _Shown(
         "`Delta.listen_probability`; `Listen.is_forced` if the unit had to listen",

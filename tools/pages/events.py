@@ -16,7 +16,7 @@ from typing import Any, Literal
 Side = Literal["client", "server"]
 
 FOLDER = Path(__file__).parents[2] / "tests" / "specifications"
-DIALECTS = ("A", "B", "B chat", "C", "D", "E", "L")
+DIALECTS = ("A", "B", "B chat", "C", "D", "E", "H", "L")
 _SOUND = "base64 of float32 samples, little endian, mono"
 _TEXTS = {"sound_in": f"{_SOUND}, 16 kHz; or of a WAV file", "sound_out": f"{_SOUND}, 24 kHz"}
 

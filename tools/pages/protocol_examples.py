@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
 import orjson
 import pybase64
 
@@ -16,13 +18,17 @@ from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
+from duplane.edge.dialects.dialect import Phase
 from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
-from duplane.edge.routing import CHAT_MODE, LIVE_MODE, MODES, REALTIME_MODE
+from duplane.edge.modes import CHAT_MODE, HALF_DUPLEX_MODE, LIVE_MODE, MODES, REALTIME_MODE
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.half_duplex_session import HalfDuplexSession
 from duplane.edge.settings import Limits
+from duplane.edge.speech.speech_detector import Score, Windows
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -96,6 +102,14 @@ CLIENT: Mapping[str, Examples] = {
         "output_audio_buffer.clear": {},
         "response.cancel": {},
     },
+    "H": {
+        "prepare": {
+            "system_content": [{"type": "text", "text": "Be brief."}],
+            "config": {"vad": {"min_silence_duration_ms": 800}},
+        },
+        "audio_chunk": {"audio_base64": _AUDIO},
+        "stop": {},
+    },
     "L": {
         "session.start": {"session": {"model": "gpt-live-1", "instructions": "Be brief."}},
         "session.input_audio.append": {"audio": _AUDIO},
@@ -118,7 +132,7 @@ def client_event(dialect: str, kind: str) -> Json:
 def server_events(dialect: str) -> Examples:
     """Return the first event of each type that a session of this dialect sends."""
     events: dict[str, Json] = {}
-    run = _chat if dialect in ("B chat", "D") else _duplex
+    run = {"B chat": _chat, "D": _chat, "H": _half_duplex}.get(dialect, _duplex)
     for rendered in run(dialect):
         event: Json = orjson.loads(rendered)
         # Prefer an event with audio as the example: it has more fields.
@@ -258,3 +272,42 @@ def _chat(dialect: str) -> Iterable[bytes]:
         refused = ChatSession(DialectD(_IDENTITY, _LIMITS, CHAT_MODE), _LIMITS, _NOW)
         events += refused.receive(b"{}", _NOW)
     return events
+
+
+class _Loud:
+    """Takes each window for speech in which a sample is not 0."""
+
+    window_samples = 512
+    lookback_samples = 0
+
+    def score(self, windows: Windows) -> list[Score]:
+        size = self.window_samples
+        return [Score(float(np.any(window)), 0, size) for window in windows]
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+
+def _half_duplex(dialect: str) -> Iterable[bytes]:
+    client = DialectH(replace(_IDENTITY, url_id="hd_1"), _LIMITS, HALF_DUPLEX_MODE)
+    session = HalfDuplexSession(client, _LIMITS, _NOW, _Loud)
+    prepare, chunk, stop = (orjson.dumps(client_event(dialect, kind)) for kind in CLIENT[dialect])
+    spoken = pybase64.b64encode(np.ones(16_000, "<f4").tobytes()).decode()
+    speech = orjson.dumps({"type": "audio_chunk", "audio_base64": spoken})
+    events = [*session.queued(_queued(2), _NOW), *session.queued(_queued(1), _NOW)]
+    events += session.granted(3.0, _NOW)
+    events += session.receive(b'{"type":"unknown"}', _NOW)
+    events += session.receive(prepare, _NOW)
+    later = Moment(_NOW.monotonic_s + 1, _NOW.wall_ns + 1_000_000_000)
+    events += session.receive(speech, later)
+    events += session.receive(chunk, later)
+    session.next_turn(later)
+    for response in (
+        session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="Hello!", audio=_SOUND)),
+        session_pb2.ChatResponse(done=session_pb2.Done()),
+    ):
+        events += session.responded(response, later)
+    events += session.receive(stop, later)
+    again = HalfDuplexSession(client, _LIMITS, _NOW, _Loud)
+    client.phase = Phase.ACTIVE
+    return [*events, *again.end(Close(CloseReason.TIMEOUT), _NOW)]

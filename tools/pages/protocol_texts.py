@@ -93,6 +93,14 @@ NOTES: Mapping[str, str] = {
     " response. At the time limit of 60 minutes the close code is 1001. The context has a window."
     " The queue has no events: the sound of a client waits at most `--openai-queue-s`. A move to"
     " another worker has no event, either.",
+    "H": "Half duplex: the client sends its sound all the time, and the edge finds the speech in"
+    " it. When the client has been silent for `min_silence_duration_ms`, its speech becomes a turn,"
+    " which waits for a slot of kind `chat`, gets the answer of the model, and gives the slot back."
+    " Each turn repeats the system message and the conversation so far. The oldest exchanges are"
+    " dropped if all sound together would exceed `--chat-media-bytes`, and the older half of the"
+    " exchanges if the model has no room for them. While a turn waits or runs, the edge drops the"
+    " client's sound. Speech as long as `--chat-audio-s` ends without silence. The edge finds"
+    " speech with a detector of its own, or with the model of `--vad-model`.",
     "L": "Sound flows in both directions all the time, and there are no turns: the edge answers"
     " each unit with its sound, or with silence if the model listens. The sound of all answers is"
     " one stream without gaps; `start_ms` and `end_ms` are times in this stream. Each event of the"

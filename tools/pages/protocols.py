@@ -23,6 +23,7 @@ from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import ALIVE, Dialect, Phase
 from duplane.edge.dialects.e import DialectE
 from duplane.edge.dialects.first_event import FIRST_EVENTS, needs_init
+from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import UNSUPPORTED, DialectL
 from duplane.edge.dialects.openai_errors import (
     CONTEXT_TOO_LONG,
@@ -65,11 +66,12 @@ DIALECTS: Mapping[str, type[Dialect]] = {
     "C": DialectC,
     "D": DialectD,
     "E": DialectE,
+    "H": DialectH,
     "L": DialectL,
 }
 # Close reasons that occur only in some dialects.
 _ENDS_OF: Mapping[CloseReason, tuple[type[Dialect], ...]] = {
-    CloseReason.CLIENT: (DialectA, DialectB, DialectBChat, DialectC, DialectL),
+    CloseReason.CLIENT: (DialectA, DialectB, DialectBChat, DialectC, DialectH, DialectL),
     CloseReason.CONTEXT_FULL: (DialectA, DialectB, DialectC, DialectE, DialectL),
     CloseReason.REQUEST_REFUSED: (DialectD,),
     CloseReason.ANSWERED: (DialectD,),
@@ -79,6 +81,7 @@ _REFUSED_BY_E = (RESPONSE_ACTIVE, RESPONSE_NOT_ACTIVE, UNKNOWN_ITEM)
 _ENDS_OF_E = (SESSION_EXPIRED, CONTEXT_TOO_LONG, SERVER_SHUTDOWN, SERVER_ERROR)
 _SUBPROTOCOLS = (SUBPROTOCOLS, OPENAI_SUBPROTOCOLS)
 _OTHER = "anything else"
+_FLAT = (DialectC, DialectH)  # their errors have no codes
 _NOW = Moment(0.0, 0)
 
 
@@ -289,7 +292,7 @@ def _outcome(dialect: type[Dialect], phase: Phase, kind: str) -> str:
     try:
         _begun(dialect, phase).decode(Fields({"type": kind}))
     except ClientError as refusal:
-        return refusal.message.replace(_OTHER, "…") if dialect is DialectC else _code(refusal.code)
+        return refusal.message.replace(_OTHER, "…") if dialect in _FLAT else _code(refusal.code)
     raise AssertionError(f"{kind} is not legal in {phase} and was accepted")
 
 

@@ -26,7 +26,7 @@ from duplane.fabric.monitoring.metrics import (
 from duplane.fabric.v1 import session_pb2
 
 ROLE = "edge"
-DIALECTS = ("A", "B", "C", "D", "E", "L", "O")
+DIALECTS = ("A", "B", "C", "D", "E", "H", "L", "O")
 SESSION_STATES = ("waiting", "running")
 REFUSALS = (CloseReason.MODE_REFUSED, CloseReason.SERVICE_UNAVAILABLE)
 OUTCOMES = ("listen", "speech", "failed", "dropped", "unanswered")
@@ -38,6 +38,7 @@ STREAM_ERRORS = (
     Reason.UNKNOWN,
 )
 _GAP_BUCKETS_S = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+_ANSWER_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 _MAX_SENT = 1024  # maximum number of unanswered units of a session; the newest are kept
 
 
@@ -122,7 +123,28 @@ class EdgeMetrics:
             "Time in which the units of a session waited for its next worker.",
             _GAP_BUCKETS_S,
         ).of()
+        self._segments = counters(
+            registry,
+            "duplane_speech_segments_total",
+            "Pieces of speech that were heard in half duplex sessions.",
+            outcome=("turn", "too_short"),
+        )
+        self.unheard = counters(
+            registry,
+            "duplane_unheard_chunks_total",
+            "Chunks of sound that came while a half duplex session did not hear its client.",
+        ).of()
+        self.answer_delays = histograms(
+            registry,
+            "duplane_answer_delay_seconds",
+            "Time from the end of a client's speech to the first part of the answer (half duplex).",
+            _ANSWER_BUCKETS_S,
+        ).of()
         Observed(registry, self._observe)
+
+    def segment_ended(self, *, is_too_short: bool) -> None:
+        """Count a piece of speech of a half duplex session."""
+        self._segments.of("too_short" if is_too_short else "turn").inc()
 
     def ended(self, dialect: str, reason: CloseReason) -> None:
         """Count a session that ended."""

@@ -45,6 +45,9 @@ REALTIME_MODE = replace(MODES["audio"], session_s=3600.0)
 
 CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
 
+# A half duplex session is a chat whose turns begin when the client has spoken.
+HALF_DUPLEX_MODE = replace(CHAT_MODE, request_type="half_duplex_audio")
+
 # /ws/duplex has the same modes, chosen by the session's id, without a time limit.
 DUPLEX_MODES: Mapping[str, Mode] = {
     name: replace(mode, session_s=math.inf) for name, mode in MODES.items()

@@ -17,12 +17,14 @@ from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
 from duplane.edge.modes import (
     CHAT_MODE,
     DEFAULT_MODE,
     DUPLEX_MODES,
+    HALF_DUPLEX_MODE,
     LIVE_MODE,
     MODES,
     REALTIME_MODE,
@@ -31,7 +33,10 @@ from duplane.edge.modes import (
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.half_duplex_session import HalfDuplexSession
 from duplane.edge.settings import Limits
+from duplane.edge.speech.scorers import ScorerFactory
+from duplane.edge.speech.spectral_scorer import SpectralScorer
 from duplane.fabric.monitoring.spans import from_headers
 from duplane.fabric.settings import MAX_LABEL_LENGTH
 from duplane.fabric.v1 import trace_pb2
@@ -43,6 +48,8 @@ HTTP_CHAT_PATH = "/api/chat"  # one turn of chat over plain HTTP
 COMPLETIONS_PATH = "/v1/chat/completions"  # the same in the form of OpenAI's API
 HTTP_CHAT_PATHS = (HTTP_CHAT_PATH, COMPLETIONS_PATH)
 _DUPLEX_PREFIX = "/ws/duplex/"
+_HALF_DUPLEX_PREFIX = "/ws/half_duplex/"
+_HALF_DUPLEX = "half_duplex"  # the only mode of its route
 _AUDIO_PREFIX = "adx_"  # begins the id of a session without video
 
 AnySession = DuplexSession | ChatSession
@@ -54,6 +61,7 @@ class Route(Enum):
     REALTIME = "/v1/realtime"
     DUPLEX = "/ws/duplex/{session_id}"
     CHAT = "/ws/chat"
+    HALF_DUPLEX = "/ws/half_duplex/{session_id}"
     LIVE = "/v1/live/sessions"
     AZURE_LIVE = "/openai/v1/live/sessions"  # where clients of Azure OpenAI look for the same
     OPENAI_REALTIME = "/openai/v1/realtime"
@@ -76,13 +84,15 @@ class Target:
 
     `route` says what is served there: `/v1/realtime` has the protocols of two routes. `client_id`
     is shown to operators and is never trusted. `model` names the model that the client asks for;
-    the scheduler decides what the name means. Empty means any model.
+    the scheduler decides what the name means. Empty means any model. `url_id` is the id of a half
+    duplex session in its URL.
     """
 
     mode: str
     client_id: str
     route: Route = Route.REALTIME
     model: str = ""
+    url_id: str = ""
 
 
 def find_route(path: str) -> Route | None:
@@ -91,15 +101,17 @@ def find_route(path: str) -> Route | None:
     for route in (Route.REALTIME, Route.CHAT, *OPENAI_ROUTES):
         if plain_path == route.value:
             return route
-    return Route.DUPLEX if _duplex_id(plain_path) else None
+    if _url_id(plain_path, _HALF_DUPLEX_PREFIX):
+        return Route.HALF_DUPLEX
+    return Route.DUPLEX if _url_id(plain_path, _DUPLEX_PREFIX) else None
 
 
-def _duplex_id(path: str) -> str:
-    """Return the session id of /ws/duplex/{session_id}, and "" for other paths.
+def _url_id(path: str, prefix: str) -> str:
+    """Return the session id that follows `prefix` in a path, and "" for other paths.
 
     Characters that are unsafe in a file name are replaced.
     """
-    name = path.removeprefix(_DUPLEX_PREFIX)
+    name = path.removeprefix(prefix)
     if name == path or "/" in name:
         return ""
     return re.sub(r"[^A-Za-z0-9_-]", "_", unquote(name))
@@ -113,10 +125,13 @@ def parse_target(path: str, headers: Mapping[str, str]) -> Target:
     model = query.get("model", [""])[0][:MAX_LABEL_LENGTH]
     if plain_path in (Route.CHAT.value, *HTTP_CHAT_PATHS):
         return Target("chat", client_id[:_MAX_CLIENT_ID_CHARACTERS], Route.CHAT, model)
-    if session_id := _duplex_id(plain_path):
-        mode = "audio" if session_id.startswith(_AUDIO_PREFIX) else "video"
-        name = (client_id or session_id)[:_MAX_CLIENT_ID_CHARACTERS]
+    if url_id := _url_id(plain_path, _DUPLEX_PREFIX):
+        mode = "audio" if url_id.startswith(_AUDIO_PREFIX) else "video"
+        name = (client_id or url_id)[:_MAX_CLIENT_ID_CHARACTERS]
         return Target(mode, name, Route.DUPLEX, model)
+    if url_id := _url_id(plain_path, _HALF_DUPLEX_PREFIX)[:_MAX_CLIENT_ID_CHARACTERS]:
+        name = (client_id or url_id)[:_MAX_CLIENT_ID_CHARACTERS]
+        return Target(_HALF_DUPLEX, name, Route.HALF_DUPLEX, model, url_id)
     client_id = client_id[:_MAX_CLIENT_ID_CHARACTERS]
     for route in OPENAI_ROUTES:
         if plain_path == route.value:
@@ -179,12 +194,18 @@ class Endpoint:
         limits: Limits,
         now: Moment,
         continuity: Continuity = NO_CONTINUITY,
+        scorers: ScorerFactory = SpectralScorer,
     ) -> AnySession:
-        """Return a new session. A duplex session moves between workers if `continuity` allows."""
+        """Return a new session. A duplex session moves between workers if `continuity` allows.
+
+        A session that looks for speech in the client's sound does so with `scorers`.
+        """
         if self.dialect is None:
             first = DialectA(identity, limits, self.mode)
             return DuplexSession(first, limits, now, continuity, detects_dialect=True)
         dialect = self.dialect(identity, limits, self.mode)
+        if isinstance(dialect, DialectH):
+            return HalfDuplexSession(dialect, limits, now, scorers)
         if isinstance(dialect, ChatDialect):
             return ChatSession(dialect, limits, now, continuity)
         return DuplexSession(dialect, limits, now, continuity)
@@ -195,6 +216,7 @@ ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
     (Route.REALTIME, "chat"): Endpoint(DialectBChat, CHAT_MODE),
     **{(Route.DUPLEX, name): Endpoint(DialectC, mode) for name, mode in DUPLEX_MODES.items()},
     (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
+    (Route.HALF_DUPLEX, _HALF_DUPLEX): Endpoint(DialectH, HALF_DUPLEX_MODE),
     **{(route, "audio"): Endpoint(DialectL, LIVE_MODE) for route in LIVE_ROUTES},
     **{(route, "audio"): Endpoint(DialectE, REALTIME_MODE) for route in REALTIME_ROUTES},
 }
@@ -204,6 +226,7 @@ REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
     Route.REALTIME: DialectA,
     Route.DUPLEX: DialectC,
     Route.CHAT: DialectD,
+    Route.HALF_DUPLEX: DialectH,
     **dict.fromkeys(LIVE_ROUTES, DialectL),
     **dict.fromkeys(REALTIME_ROUTES, DialectE),
 }

@@ -241,6 +241,7 @@ class SessionRegistry:
             session_id if is_recorded else "",
             may_be_recorded=settings is not None or may_record is not None,
             model=request.target.model,
+            url_id=request.target.url_id,
         )
 
     async def run(

@@ -28,6 +28,7 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import LIFECYCLE, Dialect, Lifecycle, Phase
 from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
@@ -36,7 +37,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 from pages.events import read
 
-DIALECTS = [DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectE, DialectL]
+DIALECTS = [DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectE, DialectH, DialectL]
 OTHER = "anything else"
 OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
 PIECE = session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x", audio=bytes(4)))

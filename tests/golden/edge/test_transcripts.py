@@ -16,6 +16,7 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Dialect
 from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.recording.settings import Consent, RecordingSettings
 
@@ -46,7 +47,9 @@ def of(dialect: str) -> list[Transcript]:
     return [t for name, t in TRANSCRIPTS.items() if name.startswith(f"{dialect.lower()}_")]
 
 
-@pytest.mark.parametrize("dialect", [DialectA, DialectB, DialectC, DialectD, DialectE, DialectL])
+@pytest.mark.parametrize(
+    "dialect", [DialectA, DialectB, DialectC, DialectD, DialectE, DialectH, DialectL]
+)
 def test_transcripts_are_named_by_their_dialect(dialect: type[Dialect]) -> None:
     for transcript in of(dialect.name):
         replay = PureReplay(transcript)

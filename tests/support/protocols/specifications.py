@@ -26,7 +26,7 @@ from pages.events import FOLDER, Side, events, read
 
 # Placeholders for values that the server chooses.
 _DRAWN = {"@any", "@id", *(f"@{form}" for form in FORMS)}
-NAMES = ("A", "B", "C", "D", "E", "L")
+NAMES = ("A", "B", "C", "D", "E", "H", "L")
 
 
 def duplex_settings() -> dict[str, Any]:

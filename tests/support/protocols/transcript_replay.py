@@ -89,7 +89,7 @@ class PureReplay:
         self._matcher = Matcher()
         entry = parse_target(transcript.path, {})
         identity = RECORDED if transcript.is_recorded else IDENTITY
-        identity = replace(identity, model=entry.model)
+        identity = replace(identity, model=entry.model, url_id=entry.url_id)
         journals = JournalSpace(2**20, 2**20) if transcript.can_move else None
         continuity = Continuity(journals, RebuildPermits(1), new_seed=lambda: 7)
         endpoint = ENDPOINTS.get((entry.route, entry.mode))
@@ -242,7 +242,7 @@ class LiveReplay:
         self._acquisition: Acquisition | None = None
         self._conversation: ScriptedConversation | None = None
         self._turn: ScriptedTurn | None = None
-        self._is_chat = parse_target(transcript.path, {}).mode == "chat"
+        self._is_chat = parse_target(transcript.path, {}).mode in ("chat", "half_duplex")
         # Clients of E and L are not told of their slot, so the transcript has no event to wait for.
         route = parse_target(transcript.path, {}).route
         self._silent = REFUSAL_DIALECTS[route].name if route in OPENAI_ROUTES else ""

@@ -33,6 +33,9 @@ silence, and "@int16:N,M:pcm" for what two such appends become as float32; likew
 "@alaw". "@resampled:N:K:CODE" is second K, at 16 kHz, of a sound that repeats N samples each second
 ("int16" if there is no code).
 
+In H, "@questions:FROM:TO" stands for the sound of the sample `questions.wav` between two times in
+milliseconds, and "@questions:FROM:TO:LEVEL" for the same sound at another level.
+
 "@any" matches every value. "@id:NAME" matches any value, but the same one wherever NAME is used
 again, also in what the client sends; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in
 the protocols' form.
@@ -45,6 +48,7 @@ connection is closed. The close code after `leaves` is not checked.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Iterator
@@ -58,7 +62,8 @@ import pybase64
 import soundfile
 from google.protobuf import json_format
 from google.protobuf.message import Message
-from support.paths import TESTS
+from numpy.typing import NDArray
+from support.paths import ROOT, TESTS
 
 from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.edge.settings import Limits
@@ -68,6 +73,7 @@ from duplane.fabric.v1 import session_pb2
 
 M = TypeVar("M", bound=Message)
 FOLDER = TESTS / "transcripts"
+QUESTIONS = "tools/duplane/tools/talk/samples/questions.wav"
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,19 @@ def webp(width: int, height: int) -> bytes:
     )
 
 
+@functools.cache
+def questions() -> NDArray[np.float32]:
+    """Return the sample that `duplane talk` sends."""
+    samples, _ = soundfile.read(ROOT / QUESTIONS, dtype="float32")
+    return samples.astype(np.float32)
+
+
+def spoken(begin_ms: str, end_ms: str, level: str = "1") -> bytes:
+    """Return a part of the sample."""
+    part = questions()[int(begin_ms) * 16 : int(end_ms) * 16]
+    return (part * np.float32(level)).astype("<f4").tobytes()
+
+
 def media_of(word: str) -> bytes | None:
     """Return the audio or picture for an @-word, or None for another word."""
     kind, _, rest = word[1:].partition(":")
@@ -225,9 +244,11 @@ CODES = {
 
 
 def sound_of(kind: str, rest: str) -> bytes | None:
-    """Return silence, or sound in a code of L, or what it becomes; None for another word."""
+    """Return silence, speech, or sound of L, or what it becomes; None for another word."""
     if kind == "zeros":
         return bytes(4 * int(rest))
+    if kind == "questions":
+        return spoken(*rest.split(":"))
     if kind == "resampled":
         return resampled(*rest.split(":"))
     return encoded(kind, rest) if kind in CODES else None

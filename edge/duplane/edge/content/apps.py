@@ -1,7 +1,6 @@
 """The apps: the pages of the reference server. Operators can switch each one on or off.
 
-These switches are kept only in memory. When the process starts, an app is on if duplane supports
-the kind of session that the app uses.
+These switches are kept only in memory. When the process starts, each app is on.
 """
 
 from __future__ import annotations
@@ -13,34 +12,27 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """One page of the reference server; `request_type` is the kind of session that it uses.
-
-    If this server lacks the kind, `request_type` is None: operators see the app, but it stays off.
-    """
+    """One page of the reference server; `request_type` is the kind of session that it uses."""
 
     app_id: str
     name: str
     route: str
-    request_type: str | None
+    request_type: str
 
 
 _APPS = (
     App("turnbased", "Turn-based Chat", "/turnbased", "chat"),
-    App("half_duplex_audio", "Half-Duplex Audio", "/half_duplex", None),
+    App("half_duplex_audio", "Half-Duplex Audio", "/half_duplex", "half_duplex_audio"),
     App("omni", "Omni Full-Duplex", "/omni", "omni_duplex"),
     App("audio_duplex", "Audio Full-Duplex", "/audio_duplex", "audio_duplex"),
 )
-
-
-class UnservedAppError(Exception):
-    """The app cannot be switched on, because this server lacks its kind of session."""
 
 
 class Apps:
     """The state of each app. While an app is off, sessions of its kind cannot begin."""
 
     def __init__(self) -> None:
-        self._is_on = {app.app_id: app.request_type is not None for app in _APPS}
+        self._is_on = dict.fromkeys((app.app_id for app in _APPS), True)
 
     def refusal(self, request_type: str) -> str | None:
         """Return why no session of this kind may begin now; None if sessions may begin."""
@@ -50,12 +42,10 @@ class Apps:
         return None
 
     def switch(self, app_id: str, *, is_on: bool) -> Json:
-        """Switch an app on or off; return its row. Raises KeyError and UnservedAppError."""
+        """Switch an app on or off; return its row. Raises KeyError."""
         app = next((app for app in _APPS if app.app_id == app_id), None)
         if app is None:
             raise KeyError(app_id)
-        if is_on and app.request_type is None:
-            raise UnservedAppError(app.name)
         self._is_on[app_id] = is_on
         return self._row(app)
 

@@ -32,6 +32,11 @@ class ChatDialect(Dialect):
     _held_bytes = 0  # size of the kept text and audio
 
     @property
+    def idle_s(self) -> float:
+        """How long the client may say nothing while no turn waits or runs."""
+        return self.limits.idle_s
+
+    @property
     def takes_turns(self) -> bool:
         """Whether a turn may begin now."""
         return self.phase is Phase.ACTIVE

@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from duplane.edge.access import Level, Scope
-from duplane.edge.content.apps import Apps, UnservedAppError
+from duplane.edge.content.apps import Apps
 from duplane.edge.content.assets import Assets
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body, read_object
@@ -92,7 +92,5 @@ class AppRoutes:
             app = self._apps.switch(app_id, is_on=is_on)
         except KeyError:
             raise web.HTTPNotFound(text=f"Unknown app: {app_id}") from None
-        except UnservedAppError as error:
-            raise web.HTTPConflict(text=f"{error} is not served here") from None
         _log.info("app %s is switched %s", app_id, "on" if is_on else "off")
         return json_answer({"success": True, "app": app})

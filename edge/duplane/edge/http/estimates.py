@@ -11,11 +11,11 @@ from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.kinds import KINDS_BY_NAME
 from duplane.fabric.v1 import admin_pb2
 
-# Clients also expect an estimate for this kind of session. duplane has no such sessions, so the
-# estimate has no effect.
-_UNSERVED = "half_duplex"
-_UNSERVED_BASE_S = 180.0
-_CONFIG = frozenset({*(f"eta_{name}_s" for name in (*KINDS_BY_NAME, _UNSERVED)), "ema_alpha"})
+# Clients also expect an estimate for half duplex sessions. Each of their turns waits for a slot as
+# a turn of chat does, so they have the estimate of chats, and cannot have another one.
+_HALF_DUPLEX, _ITS_KIND = "half_duplex", "chat"
+_CONFIG = frozenset({*(f"eta_{name}_s" for name in (*KINDS_BY_NAME, _HALF_DUPLEX)), "ema_alpha"})
+_UNKNOWN_S = 180.0  # if the scheduler has no estimate of a kind
 _MAX_S = 1e9  # fits into a Duration; the scheduler checks the real bounds
 
 
@@ -25,9 +25,9 @@ def eta_status(estimates: admin_pb2.Estimates) -> dict[str, object]:
     config: dict[str, object] = {}
     means: dict[str, object] = {}
     counts: dict[str, object] = {}
-    for name in ("chat", _UNSERVED, "audio_duplex", "omni_duplex"):
-        hold = holds.get(KINDS_BY_NAME[name]) if name in KINDS_BY_NAME else None
-        config[f"eta_{name}_s"] = to_seconds(hold.base_duration) if hold else _UNSERVED_BASE_S
+    for name in ("chat", _HALF_DUPLEX, "audio_duplex", "omni_duplex"):
+        hold = holds.get(KINDS_BY_NAME[_ITS_KIND if name == _HALF_DUPLEX else name])
+        config[f"eta_{name}_s"] = to_seconds(hold.base_duration) if hold else _UNKNOWN_S
         has_mean = hold is not None and hold.HasField("mean_duration")
         means[f"ema_{name}_s"] = to_seconds(hold.mean_duration) if hold and has_mean else None
         counts[f"ema_{name}_samples"] = hold.sample_count if hold else 0
@@ -52,7 +52,7 @@ def read_eta(body: bytes) -> admin_pb2.UpdateEstimatesRequest:
     for name, kind in KINDS_BY_NAME.items():
         if (base_s := _number(fields, f"eta_{name}_s")) is not None:
             request.bases.add(kind=kind, base_duration=to_duration(base_s))
-    _number(fields, f"eta_{_UNSERVED}_s")
+    _number(fields, f"eta_{_HALF_DUPLEX}_s")
     if (smoothing := _number(fields, "ema_alpha")) is not None:
         request.smoothing = smoothing
     return request

@@ -89,7 +89,11 @@ class SessionRoutes:
                 await self._refuse(socket, identity, target.route, refusal)
             else:
                 session = endpoint.new_session(
-                    identity, self._limits, self._clock.now(), self._sessions.continuity
+                    identity,
+                    self._limits,
+                    self._clock.now(),
+                    self._sessions.continuity,
+                    self._sessions.scorers,
                 )
                 await self._sessions.run(socket, session, endpoint.mode, request)
 

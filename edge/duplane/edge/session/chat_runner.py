@@ -7,7 +7,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.effects import Effect, StopTurn
+from duplane.edge.session.effects import (
+    AnswerBegan,
+    CountSegment,
+    CountUnheard,
+    Effect,
+    StopTurn,
+)
 from duplane.edge.session.runner import SessionRunner
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
@@ -58,10 +64,18 @@ class ChatRunner(SessionRunner[ChatSession]):
             self._work = None
 
     def _execute(self, effect: Effect) -> None:
-        if not isinstance(effect, StopTurn):
-            super()._execute(effect)
-        elif self._work:
-            self._work.cancel()
+        match effect:
+            case StopTurn():
+                if self._work:
+                    self._work.cancel()
+            case CountSegment(is_too_short):
+                self._metrics.segment_ended(is_too_short=is_too_short)
+            case CountUnheard():
+                self._metrics.unheard.inc()
+            case AnswerBegan(delay_s):
+                self._metrics.answer_delays.observe(delay_s)
+            case _:
+                super()._execute(effect)
 
     async def _acquire(
         self, first_request: lease_pb2.AcquireLeaseRequest

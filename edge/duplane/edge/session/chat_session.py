@@ -81,7 +81,7 @@ class ChatSession(Session[ChatDialect]):
             self.time_limits.start(TimeLimit.SETTINGS, limits.init_s, now)
         elif not dialect.begins_with_slot:
             self.time_limits.clear()
-            self.time_limits.start(TimeLimit.AUDIO, limits.idle_s, now)
+            self.time_limits.start(TimeLimit.AUDIO, dialect.idle_s, now)
             self._limit_session(now)
 
     def _limit_session(self, now: Moment) -> None:
@@ -168,7 +168,7 @@ class ChatSession(Session[ChatDialect]):
     def _heard(self, now: Moment) -> None:
         """Begin the time in which the client must say something again."""
         if self.time_limits.is_running(TimeLimit.AUDIO):
-            self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+            self.time_limits.start(TimeLimit.AUDIO, self.dialect.idle_s, now)
 
     def _append(self, append: Append, now: Moment) -> list[bytes]:
         """Keep sound for a later turn, or continue as a duplex session, which gets the sound.
@@ -213,7 +213,7 @@ class ChatSession(Session[ChatDialect]):
         return self._open(now) if self._was_granted else []
 
     def _open(self, now: Moment) -> list[bytes]:
-        self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+        self.time_limits.start(TimeLimit.AUDIO, self.dialect.idle_s, now)
         return self.dialect.opened(session_pb2.Opened(), now)
 
     def _add_turn(self, turn: Turn, now: Moment) -> list[bytes]:
@@ -334,7 +334,7 @@ class ChatSession(Session[ChatDialect]):
         if self._turns:
             self._await_slot(now)
         else:
-            self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+            self.time_limits.start(TimeLimit.AUDIO, self.dialect.idle_s, now)
         return []
 
     def _slot_refused(self, close: Close, now: Moment) -> list[bytes]:

@@ -13,7 +13,10 @@ from duplane.edge.metrics import EdgeMetrics, SessionMetrics
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.effects import (
     Acquire,
+    AnswerBegan,
     Cancel,
+    CountSegment,
+    CountUnheard,
     Effect,
     EndMove,
     Record,
@@ -179,7 +182,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 permits.request(slot, lambda: self._permitted(slot))
             case ReturnPermit(permits, slot):
                 permits.give_back(slot)
-            case StopTurn():
+            case StopTurn() | CountSegment() | CountUnheard() | AnswerBegan():
                 super()._execute(effect)  # a duplex session has no turns
             case _:
                 self._record(effect)

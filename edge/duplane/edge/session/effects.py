@@ -102,5 +102,22 @@ class RecordDropped(NamedTuple):
     receipts: Sequence[Receipt]
 
 
+class CountSegment(NamedTuple):
+    """Count a piece of speech of a half duplex session."""
+
+    is_too_short: bool
+
+
+class CountUnheard(NamedTuple):
+    """Count a chunk of sound that a half duplex session has not heard."""
+
+
+class AnswerBegan(NamedTuple):
+    """Record that the first part of an answer came `delay_s` after the end of the speech."""
+
+    delay_s: float
+
+
+Spoken = CountSegment | CountUnheard | AnswerBegan
 Record = ReportUnreachable | EndMove | RecordFailed | RecordFixed | RecordDropped
-Effect = Acquire | Use | Cancel | StopTurn | RequestPermit | ReturnPermit | Record
+Effect = Acquire | Use | Cancel | StopTurn | RequestPermit | ReturnPermit | Record | Spoken

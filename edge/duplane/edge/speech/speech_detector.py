@@ -161,7 +161,7 @@ class SpeechDetector:
         self._begin = None
         self._scorer.reset()
 
-    def cut(self) -> list[SpeechEvent]:
+    def cut(self) -> list[SpeechStopped]:
         """End the piece of speech that has begun, if any, without waiting for silence."""
         if self._begin is None:
             return []

@@ -26,7 +26,7 @@ from pages.events import events
 
 pytestmark = pytest.mark.slow
 
-NAMES = {"a": "A", "b": "B", "b_chat": "B chat", "c": "C", "d": "D", "e": "E", "l": "L"}
+NAMES = {"a": "A", "b": "B", "b_chat": "B chat", "c": "C", "d": "D", "e": "E", "h": "H", "l": "L"}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -19,6 +19,7 @@ from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Dialect, Phase
+from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
 from duplane.edge.modes import CHAT_MODE, MODES
@@ -134,7 +135,9 @@ async def test_a_message_can_be_decoded_in_a_thread_while_its_session_ends() -> 
     assert session.receive(decoded, NOW) == []
 
 
-@pytest.mark.parametrize("kind", [DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectL])
+@pytest.mark.parametrize(
+    "kind", [DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectH, DialectL]
+)
 def test_what_is_legal_while_a_conversation_opens_is_legal_once_it_is_open(
     kind: type[Dialect],
 ) -> None:

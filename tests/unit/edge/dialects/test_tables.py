@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.edge.edge_tables import is_legal, may_answer, may_say, reachable
-from support.protocols.transcripts import pcm
+from support.protocols.transcripts import pcm, spoken
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
@@ -59,11 +59,17 @@ OPENAI_REALTIME: list[dict[str, Any]] = [
     *({"type": f"input_audio_buffer.{kind}"} for kind in ("commit", "clear")),
     {"type": "output_audio_buffer.clear"},
 ]
+SPOKEN = pybase64.b64encode(spoken("5200", "7600")).decode()
+HALF_DUPLEX: list[dict[str, Any]] = [
+    {"type": "audio_chunk", "audio_base64": SPOKEN},
+    *({"type": kind} for kind in ("prepare", "stop")),
+]
 CLIENTS = {
     "/v1/realtime?mode=audio": REALTIME,
     "/v1/realtime?mode=chat": REALTIME,
     "/ws/duplex/adx_1": DUPLEX,
     "/ws/chat": [TURN],
+    "/ws/half_duplex/hd_1": HALF_DUPLEX,
     "/v1/live/sessions": LIVE,
     "/openai/v1/realtime": OPENAI_REALTIME,
 }

@@ -26,7 +26,7 @@ def test_status_has_every_key_of_the_reference() -> None:
     assert eta_status(admin_pb2.Estimates(holds=holds, smoothing=0.25)) == {
         "config": {
             "eta_chat_s": 15.0,
-            "eta_half_duplex_s": 180.0,
+            "eta_half_duplex_s": 15.0,
             "eta_audio_duplex_s": 120.0,
             "eta_omni_duplex_s": 180.0,
             "ema_alpha": 0.25,
