@@ -24,13 +24,24 @@ from duplane.edge.dialects.dialect import (
     Transitions,
 )
 from duplane.edge.dialects.o_request import WAV, CompletionTurn, read_completion
-from duplane.edge.dialects.openai_errors import SERVER_ERROR, error_fields, error_object
+from duplane.edge.dialects.openai_errors import (
+    CLIENT_ERROR,
+    SERVER_ERROR,
+    SERVER_SHUTDOWN,
+    error_fields,
+    error_object,
+)
 from duplane.edge.payload.sound_format import OUTPUT_SOUND, Encoding, SoundFormat
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 REQUEST = "request"  # it has no type of its own
 _WHOLE, _CHUNK = "chat.completion", "chat.completion.chunk"
 _LENGTHS = (session_pb2.FINISH_REASON_LENGTH, session_pb2.FINISH_REASON_CONTEXT_FULL)
+# Why a stream ends without its last chunk -> type and code of its error.
+_ENDS: Mapping[CloseReason, tuple[str, str]] = {
+    CloseReason.SHUTDOWN: SERVER_SHUTDOWN,
+    CloseReason.CREDENTIAL_ENDED: (CLIENT_ERROR, "invalid_api_key"),
+}
 _NO_TURN = CompletionTurn(session_pb2.ChatRequest())
 
 
@@ -204,7 +215,7 @@ class DialectO(ChatDialect):
         self._advance(Lifecycle.CLOSED)
         if not self._has_begun or close.reason is CloseReason.ANSWERED:
             return []
-        kind, code = SERVER_ERROR
+        kind, code = _ENDS.get(close.reason, SERVER_ERROR)
         return [orjson.dumps({"error": error_object(close.text, kind, code)})]
 
     def error(
