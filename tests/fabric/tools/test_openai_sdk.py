@@ -108,26 +108,6 @@ async def test_the_model_answers_realtime_clients(
 
 
 @needs_python_clients
-async def test_a_client_of_a_telephone_hears_nothing_of_a_cancelled_response(
-    fabric: RealFabric, tmp_path: Path
-) -> None:
-    cancelled = 2
-    sound = tmp_path / "questions.ulaw"
-    sound.write_bytes(questions(SoundFormat(Encoding.ULAW, 8_000)))
-    url = f"http://{fabric.edge}/v1"
-    told = orjson.loads(await run_client("telephone.py", url, str(cancelled), str(sound)))
-    assert (told["error"], told["late"], len(told["sounds"])) == (None, 0, len(ANSWERS))
-    ends = [(status, text) for _, status, text in told["responses"]]
-    completed = [("completed", text) for text in ANSWERS]
-    status, text = ends.pop(cancelled - 1)
-    _, answer = completed.pop(cancelled - 1)
-    assert status == "cancelled"
-    assert answer.startswith(text)
-    assert ends == completed
-    await fabric.all_free()
-
-
-@needs_python_clients
 async def test_the_model_answers_the_client_of_chat_completions(
     fabric: RealFabric, tmp_path: Path
 ) -> None:
