@@ -110,7 +110,7 @@ def speaks(unit: session_pb2.Unit) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", ["L"])
+@pytest.mark.parametrize("dialect", ["E", "L"])
 async def test_units_of_protocols_of_openai_are_answered_once(dialect: str) -> None:
     async with live_edge() as edge:
         edge.fabric.on_unit = speaks

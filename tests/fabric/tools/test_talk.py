@@ -204,9 +204,9 @@ async def test_seed_reaches_the_session_in_dialect_b(tmp_path: Path) -> None:
 
 
 def test_message_about_dialects_names_all() -> None:
-    code, output = run_command("talk", "--dialect", "E")
+    code, output = run_command("talk", "--dialect", "X")
     assert code == 2
-    assert "A, B, C, D, L" in output
+    assert "A, B, C, D, E, L" in output
 
 
 async def test_sound_of_l_is_sent_and_heard(
@@ -223,9 +223,24 @@ async def test_sound_of_l_is_sent_and_heard(
     ]
 
 
-def test_l_has_only_audio() -> None:
-    with pytest.raises(ValueError, match="mode: dialect L has only audio"):
-        TalkSettings(dialect="L", mode="video")
+async def test_sound_of_e_is_sent_and_heard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_edge() as edge:
+        edge.fabric.on_unit = spoken
+        settings = settings_for(edge, tmp_path, "E", "audio")
+        await asyncio.to_thread(talk_to, settings, out=tmp_path / "reply.wav", as_json=True)
+    rows = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["unit"], row["decision"], row["text"], row["audio_s"]) for row in rows] == [
+        (0, "speak", "so", 1.0)
+    ]
+    assert soundfile.info(tmp_path / "reply.wav").frames == 24_000
+
+
+@pytest.mark.parametrize("dialect", ["E", "L"])
+def test_dialects_without_pictures_have_only_audio(dialect: Dialect) -> None:
+    with pytest.raises(ValueError, match=f"mode: dialect {dialect} has only audio"):
+        TalkSettings(dialect=dialect, mode="video")
 
 
 def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:

@@ -49,16 +49,21 @@ SESSIONS: dict[str, list[dict[str, Any]]] = {
         *({"type": "input.append", "input": {"audio": AUDIO, "input_id": "i"}} for _ in range(3)),
         {"type": "session.close", "reason": "enough"},
     ],
+    "E": [
+        {"type": "session.update", "session": {"type": "realtime"}},
+        *({"type": "input_audio_buffer.append", "audio": INT16} for _ in range(3)),
+    ],
     "L": [
         {"type": "session.start", "session": {"model": "m"}},
         *({"type": "session.input_audio.append", "audio": INT16} for _ in range(3)),
         {"type": "session.close"},
     ],
 }
-ANSWERS = {"A": [1, 1, 1, 1, 1, 1], "B": [1, 1, 3, 1, 1], "L": [1, 2, 3, 2, 1]}
+ANSWERS = {"A": [1, 1, 1, 1, 1, 1], "B": [1, 1, 3, 1, 1], "E": [2, 0, 12, 0], "L": [1, 2, 3, 2, 1]}
 PATHS = {
     "A": "/v1/realtime?mode=audio",
     "B": "/v1/realtime?mode=audio",
+    "E": "/openai/v1/realtime?model=m",
     "L": "/v1/live/sessions",
 }
 
@@ -79,12 +84,14 @@ def speaks_second(samples: int = 24_000, text: str = "so") -> Any:
 
 
 async def converse(client: ClientConnection, dialect: str) -> None:
-    if dialect != "L":
+    if dialect not in ("E", "L"):
         assert (await receive(client))["type"] == "session.queue_done"
     for event, answer_count in zip(SESSIONS[dialect], ANSWERS[dialect], strict=True):
         await send(client, event)
         for _ in range(answer_count):
             await receive(client)
+    if dialect == "E":  # it has no event that ends a session
+        await client.close()
     await closed(client, 1000)
 
 
@@ -107,7 +114,7 @@ def differences(script: Script, outcome: Outcome) -> list[tuple[str, str]]:
     return [(was, came) for was, came, is_same in rows if not is_same]
 
 
-@pytest.mark.parametrize("dialect", ["A", "B", "L"])
+@pytest.mark.parametrize("dialect", ["A", "B", "E", "L"])
 async def test_the_same_model_says_the_same(tmp_path: Path, dialect: str) -> None:
     script = read_script(await record(tmp_path / "first", dialect))
     assert len(script.received) == sum(ANSWERS[dialect])
@@ -253,4 +260,6 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
 def test_a_session_is_replayed_at_the_path_it_was_held() -> None:
     meta = Meta("s", "/ws/duplex/adx_1", "video", 0.0)
     assert session_url("h:1", meta) == "ws://h:1/ws/duplex/adx_1?mode=video"
+    realtime = Meta("s", "/v1/realtime", "audio", 0.0, dialect="E")
+    assert session_url("h:1", realtime) == "ws://h:1/openai/v1/realtime?mode=audio"
     assert session_url("wss://h/v1/realtime?mode=audio", meta) == "wss://h/v1/realtime?mode=audio"

@@ -11,7 +11,7 @@ from duplane.tools.bench.options import FabricBench
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--dialect", "D"], "dialect is 'D', must be one of A, B, C, L, grpc"),
+        (["--dialect", "D"], "dialect is 'D', must be one of A, B, C, E, L, grpc"),
         (["--url", "http://h:1"], "url is 'http://h:1', must begin with ws://"),
         (["--url", "ws://h:1", "--dialect", "A,grpc"], "'grpc', which url 'ws://h:1' does not"),
         (["--url", "grpc://h:1", "--dialect", "B"], "'B', which url 'grpc://h:1' does not"),

@@ -13,12 +13,17 @@ from duplane.edge.clock import Moment
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append
 from duplane.edge.dialects.b import DialectB
+from duplane.edge.dialects.dialect import Phase
 from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.payload.fields import Fields, parse
+from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, pcm_from_samples
+from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.report import show
 
@@ -63,19 +68,33 @@ def _down_us(dialect: DuplexDialect, audio: bytes) -> float:
     return _best_us(lambda: dialect.delta(delta, NO_TAG, NOTHING_DROPPED, Moment(0.0, 0)))
 
 
+def _append(kind: str, sound: bytes) -> bytes:
+    return orjson.dumps({"type": kind, "audio": pybase64.b64encode_as_string(sound)})
+
+
 def bench_codec() -> None:
     """Measure and print."""
     up, down = _sound(INPUT_RATE_HERTZ), _sound(OUTPUT_RATE_HERTZ)
     encoded = pybase64.b64encode_as_string(up)
     a = _active(DialectA, {"type": "session.update", "session": {"instructions": "Hi."}})
     b = _active(DialectB, {"type": "session.init", "payload": {}})
-    message_a = orjson.dumps({"type": "input_audio_buffer.append", "audio": encoded})
+    message_a = _append("input_audio_buffer.append", up)
     message_b = orjson.dumps({"type": "input.append", "input": {"audio": encoded}})
+    down_int16 = SoundFormat(Encoding.INT16, OUTPUT_RATE_HERTZ).encode(down)
+    message_e = _append("input_audio_buffer.append", down_int16)
+    message_l = _append("session.input_audio.append", down_int16)
+    e = DialectE(Identity("sess_bench", "rt_0"), Limits(), MODES["audio"])
+    e.phase = Phase.ACTIVE
+    live = _active(DialectL, {"type": "session.start", "session": {"model": "any"}})
+    resampler = Resampler(OUTPUT_RATE_HERTZ, INPUT_RATE_HERTZ, is_prompt=True)
     floor_up = _best_us(lambda: pybase64.b64decode(encoded, validate=True))
     floor_down = _best_us(lambda: pybase64.b64encode(down))
     rows: Sequence[tuple[str, float, float]] = (
         ("dialect A", _up_us(a, message_a), _down_us(a, down)),
         ("dialect B", _up_us(b, message_b), _down_us(b, down)),
+        ("dialect E", _up_us(e, message_e), _down_us(e, down)),
+        ("dialect L", _up_us(live, message_l), _down_us(live, down)),
+        ("E, L: 24 to 16 kHz", _best_us(lambda: resampler.add(down)), 0.0),
         ("floor: base64 alone", floor_up, floor_down),
     )
     show(

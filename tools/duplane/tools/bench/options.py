@@ -48,9 +48,10 @@ class FabricBench:
     """Numbers of concurrent sessions, separated by commas; each gives one row. A session sends one
     second of sound per second."""
     dialects: Annotated[Names, Parameter("--dialect")] = ()
-    """Protocols, separated by commas; each gives rows of its own. A, B, C and L run over
-    WebSocket; `grpc` needs no edge. (D is a chat and has no units.) Default: B, or the protocol of
-    the URL."""
+    """Protocols, separated by commas; each gives rows of its own. A, B, C, E and L run over
+    WebSocket; `grpc` needs no edge. (D and H are chats and have no units.) No event of E answers a
+    unit in which the model listens, so E needs a model that speaks in each, like the scripted one.
+    Default: B, or the protocol of the URL."""
     phases: Phases = "spread"
     """When sessions send: `spread` evenly over each second, or all at the same time (`step`)."""
     seconds: Annotated[float, Ge(1)] = 10.0

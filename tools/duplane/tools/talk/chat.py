@@ -39,7 +39,7 @@ _QUEUE = ("queued", "queue_update", "queue_done")
 
 
 @dataclass
-class _Reply:
+class Reply:
     """The answer of one turn, as it is printed."""
 
     turn: int
@@ -142,7 +142,7 @@ class _Chat:
         self._history.append({"role": "user", "content": content})
         return {"messages": self._history, "streaming": True, "tts": self._tts}
 
-    def _finish(self, reply: _Reply) -> None:
+    def _finish(self, reply: Reply) -> None:
         reply.show(as_json=self._as_json)
         self._history.append({"role": "assistant", "content": reply.text})
         self.audio += reply.audio
@@ -152,7 +152,7 @@ class _Chat:
             url = full_url(self._settings.url, "/ws/chat")
             async with connected(url, self._settings.ca, self._settings.key_file) as connection:
                 await _send(connection, self._request(text))
-                reply = _Reply(number)
+                reply = Reply(number)
                 async for event in _events(connection, ""):
                     if event["type"] == "chunk":
                         text_delta, audio = event.get("text_delta"), event.get("audio_data")
@@ -172,7 +172,7 @@ class _Chat:
             for number, text in enumerate(self._settings.texts):
                 request = self._request(text) | {"input_id": str(number)}
                 await _send(connection, {"type": "input.append", "input": request})
-                reply = _Reply(number)
+                reply = Reply(number)
                 async for event in events:
                     if event["type"] == "response.done":
                         break

@@ -133,6 +133,15 @@ async def begin(
     raise TalkError("the connection ended before the session began")
 
 
+async def end(connection: ClientConnection, dialect: TalkDialect) -> None:
+    """Send the message that ends the session, or end the connection."""
+    message = dialect.close()
+    if message is None:
+        await connection.close()
+    else:
+        await connection.send(orjson.dumps(message), text=True)
+
+
 def read_sound(file: Path) -> Samples:
     """Return a file's samples at 16 kHz. Raises UsageError naming the file."""
     try:

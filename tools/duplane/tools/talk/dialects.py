@@ -42,7 +42,8 @@ class TalkDialect(Protocol):
     queue_prefix: str  # prefix of the types of queue events
     starts_at_once: bool  # the client does not wait for a slot before its first message
     ready: str  # the event after which units may be sent
-    ended: frozenset[str]  # the events that end the session
+    ended: frozenset[str]  # the events that end the session; empty if only the connection ends
+    answers_each_unit: bool  # False if the server sends nothing while the model listens
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None: ...
 
@@ -58,8 +59,8 @@ class TalkDialect(Protocol):
         """Return the message with one unit and its pictures; units are numbered from 0."""
         ...
 
-    def close(self) -> Message:
-        """Return the message that ends the session."""
+    def close(self) -> Message | None:
+        """Return the message that ends the session; None if the client ends the connection."""
         ...
 
     def replies(self, event: Message) -> Iterator[UnitReply]:
@@ -72,6 +73,7 @@ class _Realtime:
     starts_at_once = False
     ready = "session.created"
     ended = frozenset({"session.closed"})
+    answers_each_unit = True
 
     def path(self, mode: str) -> str:
         return f"/v1/realtime?mode={mode}"
@@ -176,6 +178,7 @@ class DialectC:
     starts_at_once = False
     ready = "prepared"
     ended = frozenset({"stopped", "timeout"})
+    answers_each_unit = True
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
         del seed  # the dialect has no field for it
@@ -214,21 +217,90 @@ class DialectC:
         )
 
 
-class DialectL:
-    """Dialect L, which begins with `session.start`. `session.usage.updated` ends each answer.
-
-    Its sound is int16 at 24 kHz in both directions.
-    """
+class _OpenAI:
+    """A protocol of OpenAI. Its sound is int16 at 24 kHz in both directions."""
 
     queue_prefix = "session."
     starts_at_once = True
-    ready = "session.started"
-    ended = frozenset({"session.closed"})
+
+    def __init__(self) -> None:
+        self._resampler = Resampler(INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, is_prompt=True)
+
+    def _encode(self, audio: str) -> str:
+        sound = self._resampler.add(pybase64.b64decode(audio))
+        return pybase64.b64encode_as_string(_INT16.encode(sound))
+
+
+class DialectE(_OpenAI):
+    """Dialect E, which begins with `session.update`. No event answers a unit of listening.
+
+    Its events name no unit: sound belongs to the newest unit.
+    """
+
+    ready = "session.created"
+    ended: frozenset[str] = frozenset()
+    answers_each_unit = False
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
         del voice, seed  # the dialect has no fields for them
+        super().__init__()
+        self._session = {"type": "realtime", "instructions": prompt}
+        self._newest = 0  # number of the newest unit
+        self._spoken: int | None = None  # number of the last unit of the open response
+        self._text = ""
+
+    def path(self, mode: str) -> str:
+        del mode  # it is always audio
+        return "/openai/v1/realtime?model=any"
+
+    def start(self) -> Message:
+        return {"type": "session.update", "session": self._session}
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        del frames  # the dialect has no field for them
+        self._newest = number
+        return {"type": "input_audio_buffer.append", "audio": self._encode(audio)}
+
+    def close(self) -> None:
+        return None
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        match event["type"]:
+            case "response.output_audio_transcript.delta":
+                self._text += event["delta"]
+            case "response.output_audio.delta":
+                self._spoken = self._newest
+                yield self._reply(_INT16.decode(pybase64.b64decode(event["delta"])))
+            case "response.done" if self._spoken is not None:
+                yield self._reply(b"", event["response"]["status"])
+                self._spoken = None
+            case _:
+                return
+
+    def _reply(self, audio: bytes, status: str = "") -> UnitReply:
+        """Return a reply; `status` is the one of a response that has ended."""
+        text, self._text = self._text, ""
+        return UnitReply(
+            unit=self._newest if self._spoken is None else self._spoken,
+            is_speech=True,
+            is_whole=bool(status),
+            text=text,
+            audio=pybase64.b64encode_as_string(audio),
+            end_of_turn=status == "completed",
+        )
+
+
+class DialectL(_OpenAI):
+    """Dialect L, which begins with `session.start`. `session.usage.updated` ends each answer."""
+
+    ready = "session.started"
+    ended = frozenset({"session.closed"})
+    answers_each_unit = True
+
+    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
+        del voice, seed  # the dialect has no fields for them
+        super().__init__()
         self._session = {"model": "any", "instructions": prompt}
-        self._resampler = Resampler(INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, is_prompt=True)
         self._answered = itertools.count()
         self._text = ""
         self._audio = b""
@@ -242,9 +314,7 @@ class DialectL:
 
     def unit(self, number: int, audio: str, frames: list[str]) -> Message:
         del number, frames  # the dialect has no fields for them
-        sound = _INT16.encode(self._resampler.add(pybase64.b64decode(audio)))
-        encoded = pybase64.b64encode_as_string(sound)
-        return {"type": "session.input_audio.append", "audio": encoded}
+        return {"type": "session.input_audio.append", "audio": self._encode(audio)}
 
     def close(self) -> Message:
         return {"type": "session.close"}
@@ -273,5 +343,6 @@ DIALECTS: dict[str, type[TalkDialect]] = {
     "A": DialectA,
     "B": DialectB,
     "C": DialectC,
+    "E": DialectE,
     "L": DialectL,
 }

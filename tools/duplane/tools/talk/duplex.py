@@ -28,6 +28,7 @@ from duplane.tools.talk.client import (
     begin,
     check_out,
     connected,
+    end,
     events_of,
     full_url,
     read_sound,
@@ -42,6 +43,7 @@ _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
 """The recording that is sent by default. A text file beside it lists its questions."""
 _REPLY_TIMEOUT_S = 10.0  # for the last replies, after everything is sent
+_QUIET_S = 2.0  # the same, if no event answers a unit in which the model listens
 QUEUE_TIMEOUT_S = 3600.0
 
 
@@ -64,6 +66,7 @@ class _Conversation:
     """The units sent and the replies to them."""
 
     as_json: bool
+    is_each_answered: bool  # the server answers also units in which the model listens
     rows: list[UnitRow] = field(default_factory=list[UnitRow])
     audio: list[Samples] = field(default_factory=list[Samples])
     unanswered: dict[int, float] = field(default_factory=dict[int, float])
@@ -137,18 +140,25 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
     speech = read_sound(settings.wav or SAMPLE)
     voice = base64_of(read_sound(settings.voice)) if settings.voice else None
     if settings.wav is None and not as_json:
-        questions = SAMPLE.with_suffix(".txt").read_text(encoding="utf-8")
-        sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
+        show_sample()
     dialect = DIALECTS[settings.dialect](settings.prompt, voice, settings.seed)
-    conversation = _Conversation(as_json)
+    conversation = _Conversation(as_json, dialect.answers_each_unit)
     asyncio.run(_converse(settings, dialect, speech, conversation))
     write_sound(out, conversation.audio)
     _summarize(conversation, out)
 
 
+def show_sample() -> None:
+    """Print what the recording says that is sent by default."""
+    questions = SAMPLE.with_suffix(".txt").read_text(encoding="utf-8")
+    sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
+
+
 def _summarize(conversation: _Conversation, out: Path | None) -> None:
     rows = conversation.rows
     spoken = sum(row.decision == "speak" for row in rows)
+    if not conversation.is_each_answered:
+        conversation.unanswered.clear()
     seconds = sum(row.audio_s for row in rows)
     latencies = sorted(row.latency_ms for row in rows) or [0.0]
     sys.stderr.write(
@@ -223,9 +233,9 @@ async def _send(
             message = dialect.unit(number, base64_of(unit), frames)
             await connection.send(orjson.dumps(message), text=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+            async with asyncio.timeout(_REPLY_TIMEOUT_S if dialect.answers_each_unit else _QUIET_S):
                 await conversation.all_answered.wait()
-        await connection.send(orjson.dumps(dialect.close()), text=True)
+        await end(connection, dialect)
 
 
 async def _receive(
@@ -241,6 +251,8 @@ async def _receive(
                 case _:
                     for reply in dialect.replies(event):
                         conversation.add(reply)
+        if not dialect.ended and not conversation.errors:
+            conversation.closed_reason = "the client ended the connection"
     except ConnectionClosed as closed:
         conversation.errors.append(f"the connection broke: {closed}")
     finally:

@@ -32,9 +32,15 @@ _SERVICE_EVENTS = frozenset(
     for prefix in ("session.", "")
     for kind in ("queued", "queue_update", "queue_done", "moving")
 )
-_REQUEST_FIRST = ("D", "L")  # dialects whose clients send a request before they wait in the queue
-_TEXT_OF_L = "session.output_transcript.delta"
-_SOUND_OF_L = "session.output_audio.delta"  # its sample rate is not known here
+_REQUEST_FIRST = ("D", "E", "L")  # their clients send a request before they wait in the queue
+# Events of E and L, whose sample rate is not known here. A has an event of this name, too.
+_TEXTS = (
+    "response.output_audio_transcript.delta",
+    "response.output_text.delta",
+    "session.output_transcript.delta",
+)
+_SOUNDS = ("response.output_audio.delta", "session.output_audio.delta")
+_PATH_OF_E = "/openai/v1/realtime"  # on the path of A and B, `mode` would ask for these
 _QUEUE_TIMEOUT_S = 3600.0
 _MISSING = "-"
 
@@ -137,7 +143,7 @@ def _add(script: Script, event: dict[str, Any]) -> None:
 
 
 def _transcript(event: Any) -> str:
-    return event["delta"] if event.get("type") == _TEXT_OF_L else ""
+    return event["delta"] if event.get("type") in _TEXTS else ""
 
 
 def _server_event(event: Any) -> ServerEvent:
@@ -145,11 +151,12 @@ def _server_event(event: Any) -> ServerEvent:
     audio = event.get("audio") or event.get("audio_data") or ""
     error = event.get("error")
     code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else error
+    sound = event.get("delta") if kind in _SOUNDS else None
     details = [
         "end of turn" if event.get("end_of_turn") else "",
         str(event.get("reason") or ""),
         str(code or ""),
-        f"{len(pybase64.b64decode(event['delta']))} bytes" if kind == _SOUND_OF_L else "",
+        f"{len(pybase64.b64decode(sound))} bytes" if sound else "",
     ]
     return ServerEvent(
         kind=":".join(filter(None, (str(kind), event.get("kind")))),
@@ -185,7 +192,8 @@ async def play(script: Script, url: str, *, is_paced: bool, timeout_s: float = 3
 
 def session_url(url: str, meta: Meta) -> str:
     """Return the URL of the recorded session on the server of `url`, unless `url` has a path."""
-    return full_url(url, f"{quote(meta.path)}?mode={quote(meta.mode)}")
+    path = _PATH_OF_E if meta.dialect == "E" else meta.path
+    return full_url(url, f"{quote(path)}?mode={quote(meta.mode)}")
 
 
 async def _receive(connection: ClientConnection, outcome: Outcome) -> None:

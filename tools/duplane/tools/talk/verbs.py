@@ -21,7 +21,8 @@ def talk(
 ) -> None:
     """Send a sound file to a server at real-time pace, or chat with it, and show the answers.
 
-    Prints one row per unit: decision, text, length of audio, latency. Exit code 0 means that every
+    Prints one row per unit: decision, text, length of audio, latency. In a chat, prints one
+    row per answer; in E, only rows of units in which the model speaks. Exit code 0 means that every
     unit was answered and the session closed normally.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import Literal
 
 UNIT_S = 1.0
 Phases = Literal["spread", "step"]
-DIALECTS = ("A", "B", "C", "L", "grpc")
+DIALECTS = ("A", "B", "C", "E", "L", "grpc")
 """Protocols that have units, and `grpc`, which connects directly to a worker."""
 
 

@@ -26,7 +26,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.tools.bench.load.ledger import Answer
 from duplane.tools.bench.load.plan import UNIT_S, Plan
 from duplane.tools.command import CommandError
-from duplane.tools.talk.client import begin, connected, full_url
+from duplane.tools.talk.client import begin, connected, end, full_url
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect
 
 _PROMPT = "You are a helpful assistant."
@@ -103,7 +103,7 @@ class WebSocketSession:
 
     async def send(self, number: int) -> None:
         message = self._message or orjson.dumps(self._dialect.unit(number, _SOUND_BASE64, []))
-        if self._name == "L":
+        if self._name in ("E", "L"):
             self._message = message  # so that the generator resamples no other unit
         try:
             await self._connection.send(message, text=True)
@@ -133,6 +133,8 @@ class WebSocketSession:
             unit = int(named) if named.isdecimal() else None
             return [Answer(unit=unit, failure=orjson.dumps(event.get("error")).decode())]
         replies = list(self._dialect.replies(event))
+        if event.get("type") == "response.done":  # of E: it answers no unit, but ends a response
+            return []
         if self._name == "C":  # C also answers dropped units; their answers have no worker time
             worker_ms = event.get("wall_clock_ms")
             return [Answer(worker_ms=worker_ms, is_dropped=not worker_ms) for _ in replies]
@@ -150,7 +152,7 @@ class WebSocketSession:
     async def close(self) -> None:
         self._is_closing = True
         with contextlib.suppress(ConnectionClosed):
-            await self._connection.send(orjson.dumps(self._dialect.close()), text=True)
+            await end(self._connection, self._dialect)
 
 
 class GrpcSession:
