@@ -39,7 +39,7 @@ from duplane.edge.dialects.openai_errors import (
     UNKNOWN_ITEM,
 )
 from duplane.edge.identity import Identity
-from duplane.edge.routing import ENDPOINTS, parse_target
+from duplane.edge.routing import ENDPOINTS, max_message_bytes, parse_target
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
@@ -81,10 +81,7 @@ class SessionRun:
         )
         self.chat = self.session if isinstance(self.session, ChatSession) else None
         self.duplex = self.session if isinstance(self.session, DuplexSession) else None
-        limits = case.limits
-        self.message_bytes = (
-            limits.message_bytes if entry.mode != "chat" else limits.chat_message_bytes
-        )
+        self.message_bytes = max_message_bytes(entry, case.limits)
         self.log: list[tuple[str, Any]] = []  # all steps and messages, in order
         self.over_at: int | None = None  # length of `log` when the session ended
         self.answers: Counter[str] = Counter()

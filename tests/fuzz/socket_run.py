@@ -27,6 +27,7 @@ from support.edge.live_edge import LiveEdge, live_edge
 LIMITS = replace(
     SMALL,
     message_bytes=300_000,
+    openai_message_bytes=300_000,
     chat_message_bytes=400_000,
     client_s=5.0,
     scheduler_s=60.0,  # generous, because one process runs everything

@@ -181,6 +181,14 @@ def parse_trace(path: str, headers: Mapping[str, str]) -> trace_pb2.TraceContext
     return trace if trace.traceparent else from_headers(dict(parse_qsl(query)))
 
 
+def max_message_bytes(target: Target, limits: Limits) -> int:
+    """Return the bound of one message of a client."""
+    if target.mode == "chat":  # a message has the history of the chat
+        return limits.chat_message_bytes
+    is_openai = target.route in OPENAI_ROUTES
+    return limits.openai_message_bytes if is_openai else limits.message_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The dialect and mode of a URL. Dialect None means that the client's first event decides."""

@@ -39,6 +39,7 @@ from duplane.edge.routing import (
     OPENAI_ROUTES,
     REFUSAL_DIALECTS,
     Endpoint,
+    max_message_bytes,
     parse_target,
     unsupported_mode,
 )
@@ -70,8 +71,8 @@ class Move:
 
 def is_too_big(transcript: Transcript, message: bytes) -> bool:
     """Return whether a message exceeds the size limit for the transcript's kind of session."""
-    is_chat, limits = parse_target(transcript.path, {}).mode == "chat", transcript.limits
-    return len(message) > (limits.chat_message_bytes if is_chat else limits.message_bytes)
+    bound = max_message_bytes(parse_target(transcript.path, {}), transcript.limits)
+    return len(message) > bound
 
 
 class PureReplay:

@@ -21,6 +21,7 @@ from duplane.edge.routing import (
     REFUSAL_DIALECTS,
     Route,
     find_route,
+    max_message_bytes,
     refused_query,
     unsupported_mode,
 )
@@ -52,12 +53,10 @@ class SessionRoutes:
         if request.method != hdrs.METH_GET or not is_upgrade:
             raise web.HTTPUpgradeRequired(text="this path accepts only WebSockets")
         limits, client_request = self._limits, self._sessions.parse(request)
-        # Messages of a chat may be longer, because they contain its history.
         target = client_request.target
         if target.route in REALTIME_ROUTES and (fault := refused_query(client_request.path)):
             raise web.HTTPBadRequest(text=fault)
-        is_chat = target.mode == "chat"
-        max_bytes = limits.chat_message_bytes if is_chat else limits.message_bytes
+        max_bytes = max_message_bytes(target, limits)
         is_openai = target.route in OPENAI_ROUTES
         subprotocols = OPENAI_SUBPROTOCOLS if is_openai else SUBPROTOCOLS
         socket = WebSocket(request, limits, max_bytes, subprotocols)

@@ -32,7 +32,13 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 ELSEWHERE = {
-    *("message_bytes", "chat_message_bytes", "json_depth", "json_value_count"),
+    *(
+        "message_bytes",
+        "openai_message_bytes",
+        "chat_message_bytes",
+        "json_depth",
+        "json_value_count",
+    ),
     *("units_per_s", "read_share", "client_s", "close_s", "outbox_bytes"),
     *("connection_count", "client_connection_count", "session_count", "client_session_count"),
     "client_requests_per_s",
