@@ -11,18 +11,21 @@ import orjson
 import pytest
 import soundfile
 from support.certificates import write_certificate
-from support.edge.live_edge import LiveEdge, live_edge
+from support.edge.live_edge import LiveEdge, impatient, live_edge
 from support.protocols.transcripts import jpeg, pcm, wav
+from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 from websockets.asyncio.server import ServerConnection, serve
 
+from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.command import UsageError
 from duplane.tools.talk import client
 from duplane.tools.talk.chat import chat_with
 from duplane.tools.talk.client import ConnectError, TalkError
-from duplane.tools.talk.duplex import talk_to
+from duplane.tools.talk.duplex import SAMPLE, talk_to
+from duplane.tools.talk.half_duplex import listen_to
 from duplane.tools.talk.settings import Dialect, Mode, TalkSettings
 
 
@@ -206,7 +209,7 @@ async def test_seed_reaches_the_session_in_dialect_b(tmp_path: Path) -> None:
 def test_message_about_dialects_names_all() -> None:
     code, output = run_command("talk", "--dialect", "X")
     assert code == 2
-    assert "A, B, C, D, E, L" in output
+    assert "A, B, C, D, E, H, L" in output
 
 
 async def test_sound_of_l_is_sent_and_heard(
@@ -237,7 +240,39 @@ async def test_sound_of_e_is_sent_and_heard(
     assert soundfile.info(tmp_path / "reply.wav").frames == 24_000
 
 
-@pytest.mark.parametrize("dialect", ["E", "L"])
+@pytest.mark.slow
+async def test_a_question_in_half_duplex_is_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, rate_hertz = soundfile.read(SAMPLE)
+    async with live_edge() as edge:
+        settings = settings_for(edge, tmp_path, "H", "audio")
+        assert settings.wav
+        soundfile.write(settings.wav, samples[int(1.7 * rate_hertz) : 3 * rate_hertz], rate_hertz)
+        out = tmp_path / "reply.wav"
+        settings = replace(settings, tail_s=1.0)
+        await asyncio.to_thread(listen_to, settings, out=out, as_json=True)
+        system, user = (await edge.fabric.turn()).request.messages
+        assert system.parts[0].text == "Be brief."
+        assert [part.WhichOneof("content") for part in user.parts] == ["audio"]
+    (row,) = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (row["turn"], row["text"]) == (0, "Hello there.")
+    assert soundfile.info(out).frames == row["audio_s"] * 24_000 > 0
+
+
+async def test_the_end_of_a_half_duplex_session_ends_the_command(tmp_path: Path) -> None:
+    async with live_edge(impatient(Limits())) as edge:
+        settings = replace(settings_for(edge, tmp_path, "H", "audio"), tail_s=2 * WITHIN_S)
+        listening = asyncio.to_thread(listen_to, settings, out=None, as_json=True)
+        talking = asyncio.create_task(listening)
+        await edge.until_session_count(1)
+        edge.drain()
+        with pytest.raises(TalkError):
+            async with asyncio.timeout(WITHIN_S):
+                await talking
+
+
+@pytest.mark.parametrize("dialect", ["E", "H", "L"])
 def test_dialects_without_pictures_have_only_audio(dialect: Dialect) -> None:
     with pytest.raises(ValueError, match=f"mode: dialect {dialect} has only audio"):
         TalkSettings(dialect=dialect, mode="video")

@@ -11,9 +11,9 @@ from cyclopts.types import ExistingFile
 
 from duplane.fabric.settings import NonNegativeFloat, check_bounds
 
-Dialect = Literal["A", "B", "C", "D", "E", "L"]
+Dialect = Literal["A", "B", "C", "D", "E", "H", "L"]
 Mode = Literal["audio", "video", "chat"]
-DIALECTS = ("A", "B", "C", "D", "E", "L")
+DIALECTS = ("A", "B", "C", "D", "E", "H", "L")
 DEFAULT_URL = "ws://127.0.0.1:8006"
 
 
@@ -38,7 +38,7 @@ class TalkSettings:
     dialect: Annotated[Dialect, Parameter(converter=_capital)] = "A"
     """Protocol to use."""
     mode: Mode = "audio"
-    """Kind of session; dialect D is always a chat, and E and L have only audio."""
+    """Kind of session; dialect D is always a chat, and E, H and L have only audio."""
     frames: Annotated[tuple[ExistingFile, ...], Parameter("--frame", negative=())] = ()
     """Picture; may be repeated. Each unit of a session gets the next picture in turn; a chat sends
     all pictures with the first text."""
@@ -62,7 +62,7 @@ class TalkSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.dialect in ("E", "L") and self.mode != "audio":
+        if self.dialect in ("E", "H", "L") and self.mode != "audio":
             raise ValueError(f"mode: dialect {self.dialect} has only audio")
         if self.seed is not None and (self.dialect != "B" or self.is_chat):
             raise ValueError("seed: sessions have a seed only in dialect B, mode audio or video")

@@ -21,9 +21,9 @@ def talk(
 ) -> None:
     """Send a sound file to a server at real-time pace, or chat with it, and show the answers.
 
-    Prints one row per unit: decision, text, length of audio, latency. In a chat, prints one
-    row per answer; in E, only rows of units in which the model speaks. Exit code 0 means that every
-    unit was answered and the session closed normally.
+    Prints one row per unit: decision, text, length of audio, latency. In a chat and in half duplex
+    (H), prints one row per answer; in E, only rows of units in which the model speaks. Exit code 0
+    means that every unit was answered and the session closed normally.
 
     Parameters
     ----------
@@ -34,6 +34,8 @@ def talk(
     """
     if settings.is_chat:
         from duplane.tools.talk.chat import chat_with as converse
+    elif settings.dialect == "H":
+        from duplane.tools.talk.half_duplex import listen_to as converse
     else:
         from duplane.tools.talk.duplex import talk_to as converse
     converse(settings, out=out, as_json=as_json)
