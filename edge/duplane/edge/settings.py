@@ -41,7 +41,7 @@ class Limits:
     message_bytes: NonNegativeInt = 8 * 1024 * 1024
     """Maximum number of bytes of one message. A longer message closes the connection with code
     1009."""
-    openai_message_bytes: NonNegativeInt = 20 * 1024 * 1024
+    openai_message_bytes: NonNegativeInt = 21 * 1024 * 1024
     """Maximum number of bytes of one message in dialects E and L: their clients may append 15 MiB
     of sound at once, in base64. A longer message closes the connection with code 1009; sound that
     exceeds --append-s is refused."""
