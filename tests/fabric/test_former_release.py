@@ -127,16 +127,16 @@ async def test_call_moves_between_workers(
         async def start_worker(name: str) -> Server:
             return await fabric.start_worker(scheduler, checkpoint, is_former=is_former(name))
 
-        worker = await start_worker("worker")
         at = ("--scheduler", scheduler.address)
-        edge = await fabric.start("edge", *at, is_former=is_former("edge"))
+        worker, edge = await asyncio.gather(
+            start_worker("worker"), fabric.start("edge", *at, is_former=is_former("edge"))
+        )
         url = f"ws://{edge.address}/v1/realtime?mode=audio"
         async with connect(url, proxy=None, max_size=None) as connection:
             client = Client(connection)
             await client.begin()
-            await hold_call(client)
             for name in ("next worker", "worker"):  # there and back
-                next_worker = await start_worker(name)
+                next_worker, _ = await asyncio.gather(start_worker(name), hold_call(client))
                 await worker.kill()
                 await hold_call(client)
                 worker = next_worker

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import psutil
 import pytest
-from support.edge.live_edge import live_edge
+from support.edge.live_edge import LiveEdge, live_edge
 from support.edge.scripted_fabric import listened
 from support.fabric.processes import alive
 from support.paths import ROOT
@@ -30,7 +30,7 @@ from duplane.tools.bench.options import FabricBench
 
 pytestmark = pytest.mark.timing
 
-SESSIONS, SECONDS, WARM_UP = 20, 16, 2
+SESSIONS, SECONDS, WARM_UP = 20, 12, 2
 # A process may grow by at most this much between the middle and the end of the soak, because the
 # allocator may keep some memory of ended sessions. A process that kept the sound of each unit would
 # grow by 5 MB (20 sessions, 4 s, 64 KB).
@@ -76,30 +76,34 @@ def break_session(unit: session_pb2.Unit) -> list[Any]:
             return [response]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dialect", ["A", "B", "C", "grpc"])
-async def test_units_that_are_lost_are_counted_once(dialect: str) -> None:
-    async with live_edge() as edge:
-        edge.fabric.on_unit = break_session
-        scheduler = f"grpc://{edge.fabric.scheduler}"
-        options = FabricBench(
-            url=scheduler if dialect == "grpc" else f"ws://{edge.edge.address}",
-            dialects=(dialect,),
-            processes=(f"server={os.getpid()}",),
-            sessions=(1,),
-            seconds=6.0,
-            warm_up_s=0.0,
-        )
-        (row,) = await bench_fabric(options)
+async def check_lost_units(edge: LiveEdge, dialect: str) -> None:
+    scheduler = f"grpc://{edge.fabric.scheduler}"
+    options = FabricBench(
+        url=scheduler if dialect == "grpc" else f"ws://{edge.edge.address}",
+        dialects=(dialect,),
+        processes=(f"server={os.getpid()}",),
+        sessions=(1,),
+        seconds=6.0,
+        warm_up_s=0.0,
+    )
+    (row,) = await bench_fabric(options)
     counts = row.counts
     assert counts.broken_sessions == counts.dropped == 1, row
-    assert counts.failed + counts.unanswered == 2  # the last unit; C reports the failure
-    assert counts.sent + counts.unsent == 6
-    assert counts.sent == counts.answered + 3
+    assert counts.failed + counts.unanswered == 2, row  # the last unit; C reports the failure
+    assert counts.sent + counts.unsent == 6, row
+    assert counts.sent == counts.answered + 3, row
     assert not row.holds
     assert any("scripted" in reason or "lost" in reason for reason in row.failures), row
     assert list(row.processes) == ["server"]
     assert row.slots_left is None
+
+
+@pytest.mark.slow
+async def test_units_that_are_lost_are_counted_once() -> None:
+    async with live_edge(slot_count=4) as edge:
+        edge.fabric.on_unit = break_session
+        # Each of them takes six seconds.
+        await asyncio.gather(*(check_lost_units(edge, each) for each in ("A", "B", "C", "grpc")))
 
 
 def speaks(unit: session_pb2.Unit) -> list[Any]:
@@ -109,26 +113,29 @@ def speaks(unit: session_pb2.Unit) -> list[Any]:
     return [response]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dialect", ["E", "L"])
-async def test_units_of_protocols_of_openai_are_answered_once(dialect: str) -> None:
-    async with live_edge() as edge:
-        edge.fabric.on_unit = speaks
-        options = FabricBench(
-            url=f"ws://{edge.edge.address}",
-            dialects=(dialect,),
-            sessions=(1,),
-            seconds=3.0,
-            warm_up_s=0.0,
-            session_s=2.0,
-        )
-        (row,) = await bench_fabric(options)
+async def check_answered_units(edge: LiveEdge, dialect: str) -> None:
+    options = FabricBench(
+        url=f"ws://{edge.edge.address}",
+        dialects=(dialect,),
+        sessions=(1,),
+        seconds=3.0,
+        warm_up_s=0.0,
+        session_s=2.0,
+    )
+    (row,) = await bench_fabric(options)
     counts = row.counts
-    assert not row.failures
-    assert counts.sent + counts.unsent == 3
-    assert counts.answered == counts.sent > 1
-    assert not counts.broken_sessions + counts.unanswered + counts.doubled
+    assert not row.failures, row
+    assert counts.sent + counts.unsent == 3, row
+    assert counts.answered == counts.sent > 1, row
+    assert not counts.broken_sessions + counts.unanswered + counts.doubled, row
     assert not row.is_worker_time_known
+
+
+@pytest.mark.slow
+async def test_units_of_protocols_of_openai_are_answered_once() -> None:
+    async with live_edge(slot_count=2) as edge:
+        edge.fabric.on_unit = speaks
+        await asyncio.gather(*(check_answered_units(edge, each) for each in ("E", "L")))
 
 
 def names(value: object) -> set[str]:
