@@ -50,10 +50,13 @@ async def worker_in_use(fabric: RealFabric) -> psutil.Process:
     return psutil.Process(int(worker_id.split("-")[-2]))
 
 
-async def answers(fabric: RealFabric, killed_at: int = -1) -> list[tuple[Any, ...]]:
+async def answers(
+    fabric: RealFabric, killed_at: int = -1, requested: str = ""
+) -> list[tuple[Any, ...]]:
     """Return the outputs of a session in dialect B.
 
-    Its worker is killed before unit `killed_at`.
+    Its worker is killed before unit `killed_at`. The client sends the text `requested`, which the
+    model must speak, before its first audio.
     """
     await until(lambda: has_two_workers(fabric), WAIT_S)
     question = read_audio_file(QUESTION)
@@ -67,6 +70,9 @@ async def answers(fabric: RealFabric, killed_at: int = -1) -> list[tuple[Any, ..
         await client.send(orjson.dumps({"type": "session.init", "payload": payload}), text=True)
         while orjson.loads(await client.recv())["type"] != "session.created":
             pass
+        if requested:
+            event = {"type": "speech.request", "text": requested, "input_id": "mine"}
+            await client.send(orjson.dumps(event), text=True)
         for number in range(UNITS):
             if number == killed_at:
                 (await worker_in_use(fabric)).kill()
@@ -96,6 +102,8 @@ async def has_two_workers(fabric: RealFabric) -> bool:
 
 def output_of(event: dict[str, Any]) -> tuple[Any, ...]:
     """Return the model's output without times and ids."""
+    if event["type"] == "speech.done":
+        return event["type"], event["status"], event["input_id"]
     assert event["type"] == "response.output.delta", event
     length = event["metrics"]["kv_cache_length"]
     return event["kind"], event.get("text"), event.get("audio"), length
@@ -113,3 +121,15 @@ async def test_next_worker_says_what_the_killed_one_would_have_said(
     spoken = sorted({unit for unit, kind, *_ in undisturbed if kind == "audio"})
     assert len(spoken) > 1, "the model has not spoken for more than a unit"
     assert await answers(fabric, killed_at=spoken[index]) == undisturbed
+
+
+async def test_next_worker_speaks_the_rest_of_a_requested_text(fabric: RealFabric) -> None:
+    text = "one two three four five six seven eight"
+    wanted = await answers(fabric, requested=text)
+    (end,) = [unit for unit, *output in wanted if output == ["speech.done", "spoken", "mine"]]
+    assert end > 1, "the text has too few units"
+    said = [output for output in wanted if output[0] <= end]
+    assert said[0][:2] == (0, "text"), "the model does not speak in the first unit"
+    assert "".join(output[2] for output in said if output[1] == "text") == text
+    assert {unit for unit, kind, *_ in said if kind == "audio"} == {*range(end + 1)}
+    assert await answers(fabric, killed_at=1, requested=text) == wanted

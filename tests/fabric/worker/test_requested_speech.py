@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.monitoring.metrics import logged_url, scrape
 from support.worker.rebuild_messages import past, rebuild, rebuilt
 from support.worker.scripted_model import ScriptedModel
 from support.worker.worker_harness import Client, running_worker, unit
@@ -132,3 +133,16 @@ async def test_requests_of_dropped_units_are_spoken() -> None:
         await send(client, *(unit(n) for n in range(8, 11)))
         deltas += [await client.delta() for _ in range(3)]
     assert [delta.speech.text for delta in deltas] == ["", *(f"text{n} " for n in range(1, 8))]
+
+
+@pytest.mark.timing
+async def test_ends_of_requests_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with running_worker(metrics_listen="127.0.0.1:0") as rig, rig.opened() as client:
+        units = asks(0, "one"), asks(1, "two three", ""), unit(2, force_listen=True)
+        await send(client, *units)
+        for _ in units:
+            await client.delta()
+        seen = await scrape(logged_url(caplog.records))
+    for outcome in ("spoken", "interrupted", "refused"):
+        assert seen.value("duplane_speech_requests_total", outcome=outcome) == 1
