@@ -110,6 +110,20 @@ async def test_too_many_requests_are_refused_by_name() -> None:
     assert refusals(second) == [(10, "TOO_MANY_REQUESTS", field)]
 
 
+async def test_a_flood_of_requests_is_bounded_and_the_neighbour_goes_on() -> None:
+    async with (
+        running_worker() as rig,
+        rig.opened(rig.grant(0)) as client,
+        rig.opened(rig.grant(1)) as neighbour,
+    ):
+        await client.send(asks(0, *["one"] * 100_000))
+        await neighbour.send(unit(0, 0.5))
+        assert (await neighbour.delta()).speech.text
+        delta = await client.delta()
+        assert delta.speech.text == "one "
+        assert 0 < len(refusals(delta)) <= 64
+
+
 async def test_a_model_that_cannot_refuses_by_name() -> None:
     model = ScriptedModel()
     model.constants = replace(model.constants, accepts_speech_requests=False)

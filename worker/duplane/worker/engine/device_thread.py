@@ -165,8 +165,8 @@ class DeviceThread:
     async def prepare_unit(
         self, channel: SlotChannel, record: UnitRecord
     ) -> UnitRecord | FailedUnit:
-        """Prepare a unit: in a thread if it has pictures, else at once."""
-        if not record.unit.frames:
+        """Prepare a unit: in a thread if it has pictures or texts to speak, else at once."""
+        if not (record.unit.frames or record.unit.speech):
             return prepare_unit(self._preparer, record)
         pool = self._pools.frames
         return await prepare_pictures(self._preparer, record, channel.preparation, pool)

@@ -99,7 +99,7 @@ def _step(steps: Generator[None, None, R]) -> tuple[R] | None:
 
 
 def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedUnit:
-    """Prepare a unit without pictures, which takes microseconds.
+    """Prepare a unit without pictures and texts, which takes microseconds.
 
     Return its record, or the answer that refuses the unit.
     """
@@ -109,11 +109,11 @@ def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedU
 async def prepare_pictures(
     preparer: Preparer, record: UnitRecord, preparation: Preparation, pool: FairPool
 ) -> UnitRecord | FailedUnit:
-    """Do what `prepare_unit` does, in a thread: a picture takes some milliseconds."""
+    """Do what `prepare_unit` does, in a thread: a picture or a text takes some milliseconds."""
     try:
         prepared = await preparation.run_steps(pool, preparer.unit_steps(record.unit))
     except PoolFullError:
-        fault = "too many pictures wait to be decoded"
+        fault = "too many pictures and texts wait to be prepared"
         prepared = UnitFailure(record.slot, "PICTURES_WAIT", fault, is_fatal=False)
     return _prepared(record, prepared)
 

@@ -118,9 +118,8 @@ class Preparer(Protocol):
     def unit(self, unit: Unit) -> Unit | UnitFailure:
         """Return the unit with prepared pictures and its number of rows, or its refusal.
 
-        Without frames this takes microseconds, because the worker calls it on its event loop. With
-        requests to speak, it takes a millisecond. A request that the model cannot speak becomes one
-        of the unit's `speech_results`.
+        Without frames and requests to speak this takes microseconds, because the worker calls it on
+        its event loop. A request that the model cannot speak becomes one of the `speech_results`.
         """
         ...
 

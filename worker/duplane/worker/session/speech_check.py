@@ -19,7 +19,7 @@ from duplane.worker.models.types import (
     too_many,
 )
 
-_MAX_RESULTS = 64  # of one unit, so that a client cannot make a delta arbitrarily long
+_MAX_CHECKED = 64  # requests of one unit; a unit with more is bad, and a check must be short
 
 
 def check_speech(
@@ -27,12 +27,12 @@ def check_speech(
 ) -> tuple[tuple[SpeechRequest, ...], tuple[SpeechResult, ...]]:
     """Return the valid requests of a unit, and the results of the others.
 
-    Of more requests than may be unfinished, the first ones count. Results beyond `_MAX_RESULTS` are
-    left out.
+    Of more requests than may be unfinished, the first ones count. Requests beyond `_MAX_CHECKED`
+    are refused without a result.
     """
     accepted: list[SpeechRequest] = []
     results: list[SpeechResult] = []
-    for index, request in enumerate(requests):
+    for index, request in enumerate(requests[:_MAX_CHECKED]):
         path = f"speech_requests[{index}]"
         if not model.accepts_speech_requests:
             fault = "is not possible: this model speaks only what it chooses"
@@ -43,11 +43,12 @@ def check_speech(
             results.append(refused_speech(request.number, INVALID_FIELD, fault, f"{path}.text"))
         else:
             accepted.append(SpeechRequest(request.number, request.text))
-    return tuple(accepted), tuple(results[:_MAX_RESULTS])
+    return tuple(accepted), tuple(results)
 
 
 def _text_fault(text: str) -> str:
-    size = len(text.encode())
+    # A character has at least one byte, so most long texts are refused without encoding them.
+    size = len(text) if len(text) > MAX_SPEECH_TEXT_BYTES else len(text.encode())
     if size > MAX_SPEECH_TEXT_BYTES:
-        return f"is {size} bytes, more than {MAX_SPEECH_TEXT_BYTES}"
+        return f"has more than {MAX_SPEECH_TEXT_BYTES} bytes"
     return "" if text.strip() else "is empty"
