@@ -100,7 +100,12 @@ NOTES: Mapping[str, str] = {
     " dropped if all sound together would exceed `--chat-media-bytes`, and the older half of the"
     " exchanges if the model has no room for them. While a turn waits or runs, the edge drops the"
     " client's sound. Speech as long as `--chat-audio-s` ends without silence. The edge finds"
-    " speech with a detector of its own, or with the model of `--vad-model`.",
+    " speech with a detector of its own, or with the model of `--vad-model`. The prompt of a turn"
+    " is that of a chat, and not the same as in the half duplex of the reference, which keeps one"
+    " context: the system message, the sounds and the texts have equal tokens, but an earlier"
+    " answer has only its text, without the tokens that control thoughts and speech, and the user's"
+    " last message is ended by `<|im_end|>` twice, as in the reference's chats. The reference also"
+    " makes a first utterance of less than a unit longer.",
     "L": "Sound flows in both directions all the time, and there are no turns: the edge answers"
     " each unit with its sound, or with silence if the model listens. The sound of all answers is"
     " one stream without gaps; `start_ms` and `end_ms` are times in this stream. Each event of the"

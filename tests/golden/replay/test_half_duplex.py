@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,8 +12,20 @@ from support.paths import GOLDEN
 
 from duplane.tools.golden_replay.audio import read_clip
 from duplane.tools.golden_replay.half_duplex import ANSWER_END, HalfDuplex, TextWindow
-from duplane.worker.models.chat import ChatAudio, ChatOptions, ChatOutput, ChatPart
-from duplane.worker.models.minicpm_o.chat.prompt import answer_mark
+from duplane.worker.models.chat import (
+    ChatAudio,
+    ChatMessage,
+    ChatOptions,
+    ChatOutput,
+    ChatPart,
+    ChatRole,
+)
+from duplane.worker.models.minicpm_o.chat.prompt import (
+    NO_THOUGHTS,
+    SPEECH_MARK,
+    PromptBuilder,
+    answer_mark,
+)
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import DecodeMode, OptionError
 
@@ -104,6 +118,49 @@ def test_an_hour_stays_in_a_bounded_context_of_whole_exchanges(model: DuplexMode
     assert len(talk.kept()) < len(talk.exchanges)
     assert WINDOW.low_tokens < highest <= WINDOW.high_tokens + OPTIONS.max_new_tokens + 20
     check_like_rebuilt(talk, 1)
+
+
+def _without(ids: Sequence[int], *parts: Sequence[int]) -> list[int]:
+    """Return `ids` without all occurrences of the parts."""
+    kept = list(ids)
+    for part in parts:
+        at = 0
+        while at < len(kept):
+            if kept[at : at + len(part)] == list(part):
+                del kept[at : at + len(part)]
+            else:
+                at += 1
+    return kept
+
+
+def test_turns_of_chat_differ_from_it_only_in_marks(model: DuplexModel) -> None:
+    """A half duplex session of the edge sends each turn as a chat that repeats the conversation."""
+    options = dataclasses.replace(OPTIONS, generate_audio=True, use_tts_template=True)
+    second = ChatAudio(read_clip(GOLDEN / "audio" / "talk.wav")[:24_000])
+    talk = Talk.begin(model, 0, TextWindow(), options)
+    talk.say(USER)
+    encode = model.tokens.encode
+    marks = [encode(mark) for mark in ("<|speak|>", "<|chunk_eos|>", "<|tts_eos|>")]
+    (answered,) = talk.exchanges
+    mark = answer_mark(model.tokens, options)
+    begin = next(at for at in range(len(answered)) if answered[at : at + len(mark)] == mark)
+    answer = model.tokens.decode(_without(answered[begin + len(mark) :], *marks))
+    talk.half_duplex.hear([second])
+    heard = [*talk.system, *answered, *talk.half_duplex.prompt.ids, *mark]
+    messages = [
+        ChatMessage(ChatRole.SYSTEM, (SYSTEM,)),
+        ChatMessage(ChatRole.USER, (USER,)),
+        ChatMessage(ChatRole.ASSISTANT, (answer,)),
+        ChatMessage(ChatRole.USER, (second,)),
+    ]
+    chat = PromptBuilder(model.parts.prompts, options, 400).chat(messages)
+    end, controls = encode("<|im_end|>\n"), encode(NO_THOUGHTS + SPEECH_MARK)
+    ids = [*chat.ids, *mark]
+    last = len(chat.ids) - len(end)
+    assert ids[last : last + 2 * len(end)] == [*end, *end]
+    del ids[last : last + len(end)]
+    assert ids != heard
+    assert _without(ids, controls) == _without(heard, controls, *marks)
 
 
 def test_a_context_below_the_marks_is_as_it_was(model: DuplexModel) -> None:

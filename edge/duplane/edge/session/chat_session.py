@@ -350,10 +350,7 @@ class ChatSession(Session[ChatDialect]):
         is_slot_lost = error.reason in _SLOT_LOST and not self._has_delta
         is_retried = is_slot_lost and self._attempt_count < self._limits.turn_attempt_count
         if self._running and is_retried:
-            self._turns.appendleft(self._running)
-            self._running = None
-            self.time_limits.stop(TimeLimit.CONVERSATION)
-            self._await_slot(now)
+            self._retry(self._running, now)
             return []
         is_ours = error.reason is not Reason.INVALID_FIELD
         code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
@@ -362,6 +359,14 @@ class ChatSession(Session[ChatDialect]):
             reason = CloseReason.FAILED if is_ours else CloseReason.REQUEST_REFUSED
             return self.end(Close(reason, message, code=code), now)
         return self.dialect.refused(code, message, now) + self._end_turn(now)
+
+    def _retry(self, turn: Turn, now: Moment) -> None:
+        """Run a turn on another slot, in place of the running one; it keeps its ticket."""
+        self._attempt_count = max(self._attempt_count, 1)
+        self._turns.appendleft(turn)
+        self._running = None
+        self.time_limits.stop(TimeLimit.CONVERSATION)
+        self._await_slot(now)
 
     def _client_message(self, error: FabricError) -> str:
         """Return the error's message, with the path that the field has in the client's event."""

@@ -95,12 +95,16 @@ class HalfDuplexSession(ChatSession):
 
     def _ask(self, segment: Segment, now: Moment) -> list[bytes]:
         """Add the turn that answers a piece of speech."""
-        request = self._exchanges.request(segment.audio, self._growth)
         self._asked = self._exchanges, segment.audio
         self._silent_since_s = now.monotonic_s - segment.silent_samples / INPUT_RATE_HERTZ
-        turn = Turn(request, paths=self._half_duplex.settings.paths, kind=CHUNK)
-        events = self._add_turn(turn, now)
+        events = self._add_turn(self._turn(), now)
         return events + self._generating() if self.has_slot else events
+
+    def _turn(self) -> Turn:
+        """Return the turn that answers the last piece of speech."""
+        exchanges, speech = self._asked
+        request = exchanges.request(speech, self._growth)
+        return Turn(request, paths=exchanges.settings.paths, kind=CHUNK)
 
     def _generating(self) -> list[bytes]:
         _, speech = self._asked
@@ -137,6 +141,11 @@ class HalfDuplexSession(ChatSession):
         return events
 
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
-        if error.reason is Reason.INVALID_FIELD:  # maybe the prompt is too long for the model
-            self._asked[0].halve()
+        """Handle a failed turn. If its prompt is too long for the model, halve the conversation."""
+        exchanges, _ = self._asked
+        is_too_long = error.reason is Reason.INVALID_FIELD and error.field == "messages"
+        if is_too_long and exchanges.count:
+            exchanges.halve()
+            self._retry(self._turn(), now)
+            return []
         return super()._call_failed(error, now)
