@@ -69,6 +69,10 @@ PHASES: Mapping[Phase, str] = {
     Phase.PAUSED: "the client has paused the session",
     Phase.CLOSED: "the session has ended; the edge answers nothing",
 }
+_AT_UPGRADE = (
+    "An edge that shuts down or has too many sessions answers the upgrade with status 503 and"
+    " `Retry-After`."
+)
 NOTES: Mapping[str, str] = {
     "A": "The edge cuts audio of any length into units of the model; each unit has one reply.",
     "B": "The edge sends the speech of a unit as `text`, then `audio`; a `listen` with the turn's"
@@ -92,7 +96,7 @@ NOTES: Mapping[str, str] = {
     " the model listened. `response.create` without an open response is answered by an empty"
     " response. At the time limit of 60 minutes the close code is 1001. The context has a window."
     " The queue has no events: the sound of a client waits at most `--openai-queue-s`. A move to"
-    " another worker has no event, either.",
+    f" another worker has no event, either. {_AT_UPGRADE}",
     "H": "Half duplex: the client sends its sound all the time, and the edge finds the speech in"
     " it. When the client has been silent for `min_silence_duration_ms`, its speech becomes a turn,"
     " which waits for a slot of kind `chat`, gets the answer of the model, and gives the slot back."
@@ -112,7 +116,7 @@ NOTES: Mapping[str, str] = {
     " client may have an `event_id`, which the answer repeats as `client_event_id`. While the"
     " client is muted, the model hears silence. The context has a window: the oldest units are"
     " dropped before it is full. The queue has no events: a client waits for `session.started`"
-    " at most `--openai-queue-s`. A move to another worker has no event, either.",
+    f" at most `--openai-queue-s`. A move to another worker has no event, either. {_AT_UPGRADE}",
 }
 ENDS: Mapping[CloseReason, str] = {
     CloseReason.CLIENT: "the client asks for it",

@@ -30,6 +30,8 @@ from duplane.edge.settings import Limits
 from duplane.edge.transport.websocket import OPENAI_SUBPROTOCOLS, SUBPROTOCOLS, WebSocket
 
 _log = logging.getLogger(__name__)
+# A client whose address holds all its sessions cannot know when one of them ends.
+_RETRY_AFTER_S = "10"
 
 
 class SessionRoutes:
@@ -58,11 +60,28 @@ class SessionRoutes:
             raise web.HTTPBadRequest(text=fault)
         max_bytes = max_message_bytes(target, limits)
         is_openai = target.route in OPENAI_ROUTES
+        if is_openai and (refusal := self._known_refusal(client_request)):
+            raise web.HTTPServiceUnavailable(
+                text=refusal.message, headers={hdrs.RETRY_AFTER: _RETRY_AFTER_S}
+            )
         subprotocols = OPENAI_SUBPROTOCOLS if is_openai else SUBPROTOCOLS
         socket = WebSocket(request, limits, max_bytes, subprotocols)
         async with socket.opened() as response:
             await _finish(self._run(socket, client_request))
         return response
+
+    def _known_refusal(self, request: ClientRequest) -> Close | None:
+        """Return why the edge cannot serve a session now, if it knows this without a scheduler.
+
+        Clients of OpenAI's protocols expect this as the status of the upgrade. For other clients,
+        which are mostly browsers, see `_refuse`.
+        """
+        endpoint = ENDPOINTS.get((request.target.route, request.target.mode))
+        if endpoint is None:
+            return None
+        with self._sessions.admitted(endpoint.mode, request) as refusal:
+            is_temporary = refusal and refusal.reason is CloseReason.SERVICE_UNAVAILABLE
+            return refusal if is_temporary else None
 
     async def _run(self, socket: WebSocket, request: ClientRequest) -> None:
         """Run the session of one WebSocket.
