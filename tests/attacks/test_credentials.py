@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,21 @@ async def test_waiting_session_ends_with_its_key(store: KeyStore) -> None:
             await edge.edge.reload()
             await expect_end(waiting, "the key is revoked")
         await expect_end(first, "the key is revoked")
+
+
+async def test_end_of_a_session_is_logged_with_its_tenant_and_key(
+    store: KeyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "duplane.edge.session_registry")
+    key = store.new()
+    async with live_edge(credentials=keyed(store)) as edge:
+        async with connected(edge, headers=bearer(key.text)) as client:
+            await begin(client)
+            await end(client)
+        await edge.settled()
+    (line,) = [line for line in caplog.messages if " ended after " in line]
+    assert f"(tenant 'acme', credential 'dpk_{key.key_id}')" in line
+    assert key.text not in caplog.text
 
 
 async def test_broken_file_ends_no_session(store: KeyStore) -> None:

@@ -13,6 +13,8 @@ from duplane.edge.transport.client_address import ClientAddress
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+_MAX_LOGGED_CHARACTERS = 200
+
 
 class Level(Enum):
     """Who may use a route."""
@@ -43,6 +45,11 @@ class Scope(StrEnum):
 
 
 ALL_SCOPES = frozenset(Scope)
+
+
+def quoted(text: str) -> str:
+    """Return a text on one line, in quotes, without characters that imitate another field."""
+    return ascii(text[:_MAX_LOGGED_CHARACTERS])
 
 
 class CallerKind(Enum):
@@ -84,6 +91,13 @@ class Caller:
     limits: TenantLimits = field(default_factory=TenantLimits)
     may_record: bool | None = None
     """Whether sessions must be recorded (True) or must not (False). None: the settings decide."""
+
+    @property
+    def logged(self) -> str:
+        """The tenant and the id of the credential for the log; empty without a credential."""
+        facts = {"tenant": self.tenant, "credential": self.credential}
+        named = ", ".join(f"{name} {quoted(text)}" for name, text in facts.items() if text)
+        return f" ({named})" if named else ""
 
     def permits(self, level: Level, scope: Scope) -> bool:
         """Return whether this sender may use a route of this level and scope."""

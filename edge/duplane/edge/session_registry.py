@@ -310,15 +310,16 @@ class SessionRegistry:
                 recording.end(session.dialect.name, outcome, self._clock.now())
             self.metrics.ended(session.dialect.name, outcome)
             spans.end(session.dialect.name, outcome, is_failure=outcome in _FAILURES)
-            # If the server is at fault, operators need these facts: worker, cause and client
-            # address.
+            # If the server is at fault, operators need these facts: worker, cause, client address
+            # and whose session it was.
             _log.log(
                 logging.ERROR if outcome in _FAILURES else logging.INFO,
-                "session %s (%s, dialect %s) of %s on worker %s ended after %.1f s: %s (%s)",
+                "session %s (%s, dialect %s) of %s%s on worker %s ended after %.1f s: %s (%s)",
                 identity.session_id,
                 identity.realtime_id,
                 session.dialect.name,
                 request.client.logged(self._settings.log_addresses),
+                request.caller.logged,
                 worker or "none",
                 self._clock.now().monotonic_s - began.monotonic_s,
                 outcome,

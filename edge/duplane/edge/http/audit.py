@@ -6,13 +6,12 @@ import logging
 
 from aiohttp import web
 
-from duplane.edge.access import Caller, client_address
+from duplane.edge.access import Caller, client_address, quoted
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.transport.client_address import AddressForm
 from duplane.fabric.monitoring.logs import AUDIT
 
 _log = logging.getLogger(AUDIT)
-_MAX_VALUE_CHARACTERS = 200
 
 
 def log_action(
@@ -22,18 +21,13 @@ def log_action(
 
     The line has fields as NAME=VALUE, no query, and nothing of the body.
     """
-    names = {name: _quoted(value) for name, value in request.match_info.items()}
+    names = {name: quoted(value) for name, value in request.match_info.items()}
     who = {
         "kind": caller.kind.name.lower(),
-        "credential": _quoted(caller.credential),
-        "tenant": _quoted(caller.tenant),
+        "credential": quoted(caller.credential),
+        "tenant": quoted(caller.tenant),
         "address": client_address(request).logged(form),
     }
     what = {"method": request.method, "route": route.path, **names, "status": status}
     fields = {**who, **what}
     _log.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()))
-
-
-def _quoted(text: str) -> str:
-    """Return a text on one line, in quotes, without characters that imitate another field."""
-    return ascii(text[:_MAX_VALUE_CHARACTERS])
