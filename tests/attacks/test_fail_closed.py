@@ -96,6 +96,18 @@ async def test_edge_behind_a_proxy_on_its_machine_needs_credentials() -> None:
     assert "--api-keys" in await refusal(edge.serve, of_edge(behind_tls_proxy=True))
 
 
+async def test_proxy_that_is_not_trusted_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warning = "--behind-tls-proxy without --trusted-proxies"
+    await starts_and_ends(edge.serve, of_edge(behind_tls_proxy=True, credentials=ANYBODY))
+    assert warning in caplog.text
+    caplog.clear()
+    named = of_edge(behind_tls_proxy=True, credentials=ANYBODY, trusted_proxies=("127.0.0.1",))
+    await starts_and_ends(edge.serve, named)
+    assert warning not in caplog.text
+
+
 async def test_behind_a_proxy_the_address_of_this_machine_makes_no_operator() -> None:
     async with live_edge() as edge:
         assert (await edge.get("/workers"))[0] == 200

@@ -60,6 +60,12 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             "--admin-token can be read by other users of this machine, and the next release removes"
             " it: use --admin-token-file"
         )
+    if settings.behind_tls_proxy and not settings.trusted_proxies:
+        _log.warning(
+            "--behind-tls-proxy without --trusted-proxies: all clients of the proxy count as one"
+            " address, so limits and failed logins of one client apply to all; name the proxy in"
+            " --trusted-proxies"
+        )
     warning = await check_start(settings)
     if not settings.credentials.are_required and not await is_public(settings):
         _log.info("only this machine can connect: clients need no credential")
