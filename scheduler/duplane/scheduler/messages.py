@@ -137,6 +137,7 @@ def ticket_status(entry: QueueEntry, state: SchedulerState) -> admin_pb2.TicketS
         estimated_wait=None if wait_s is None else to_duration(wait_s),
         waited_duration=to_duration(state.clock() - entry.since),
         needs=request.needs,
+        tenant_id=request.tenant_id,
     )
 
 

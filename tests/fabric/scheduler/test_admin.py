@@ -43,7 +43,10 @@ async def test_lists_show_workers_leases_and_tickets() -> None:
         granted = await (await harness.caller(session_id="s1")).granted()
         await worker.claim(granted)
         await worker.report(unit_count=5, memory_used_bytes=1 << 20)
-        first, second = await harness.queue(2)
+        first = await harness.caller(tenant_id="acme")
+        await first.stands(1)
+        second = await harness.caller()
+        await second.stands(2)
         await operator.until(lambda seen: seen.workers["w1"].report.unit_count == 5)
 
         workers = (await operator.stub.ListWorkers(admin_pb2.ListWorkersRequest())).workers
@@ -64,6 +67,7 @@ async def test_lists_show_workers_leases_and_tickets() -> None:
         assert [one.ticket_id for one in listed.tickets] == [first.ticket_id, second.ticket_id]
         assert [one.position for one in listed.tickets] == [1, 2]
         assert {one.kind for one in listed.tickets} == {AUDIO}
+        assert [one.tenant_id for one in listed.tickets] == ["acme", ""]
         waits = [one.estimated_wait.ToTimedelta().total_seconds() for one in listed.tickets]
         assert 119 < waits[0] < 120
         assert 239 < waits[1] < 240

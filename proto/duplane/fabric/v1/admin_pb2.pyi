@@ -48,7 +48,7 @@ class LeaseStatus(_message.Message):
     def __init__(self, claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., held_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., estimated_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class TicketStatus(_message.Message):
-    __slots__ = ("ticket_id", "kind", "pool", "session_id", "position", "estimated_wait", "waited_duration", "needs")
+    __slots__ = ("ticket_id", "kind", "pool", "session_id", "position", "estimated_wait", "waited_duration", "needs", "tenant_id")
     class NeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class TicketStatus(_message.Message):
     ESTIMATED_WAIT_FIELD_NUMBER: _ClassVar[int]
     WAITED_DURATION_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     kind: _lease_pb2.SessionKind
     pool: str
@@ -72,7 +73,8 @@ class TicketStatus(_message.Message):
     estimated_wait: _duration_pb2.Duration
     waited_duration: _duration_pb2.Duration
     needs: _containers.ScalarMap[str, str]
-    def __init__(self, ticket_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., position: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waited_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., needs: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    tenant_id: str
+    def __init__(self, ticket_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., position: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waited_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., needs: _Optional[_Mapping[str, str]] = ..., tenant_id: _Optional[str] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

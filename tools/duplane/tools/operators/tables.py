@@ -61,7 +61,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         ),
         (
             f"waiting: {len(state.tickets)} of at most {state.ticket_limit}",
-            ("session", "position", "kind", "pool", "needs", "waited s", "left s"),
+            ("session", "position", "kind", "pool", "needs", "tenant", "waited s", "left s"),
             map(_ticket, state.tickets),
         ),
     )
@@ -159,6 +159,7 @@ def _ticket(ticket: admin_pb2.TicketStatus) -> Sequence[str]:
         kind_name(ticket.kind),
         ticket.pool or "-",
         _pairs(ticket.needs),
+        ticket.tenant_id or "-",
         f"{to_seconds(ticket.waited_duration):.0f}",
         f"{left_s:.0f}" if ticket.HasField("estimated_wait") else "-",
     )
