@@ -21,10 +21,12 @@ from support.edge.live_edge import (
     send,
 )
 from support.protocols.transcripts import spoken
+from support.vad_model import write_model
 from websockets.asyncio.client import ClientConnection
 
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import recordings
+from duplane.fabric.process import StartError
 
 PATH = "/ws/half_duplex/hd_1"
 DEAF_S = 0.5
@@ -131,3 +133,23 @@ async def test_other_sessions_feel_nothing_of_odd_clients() -> None:
                 assert (await receive(client))["type"] == "stopped"
         await exchange(other)
         await end(other)
+
+
+async def test_the_model_of_the_operator_finds_the_speech(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "vad.onnx")  # takes everything but the first window for speech
+    async with (
+        live_edge(clock=HandSetClock(), vad_model=model) as edge,
+        edge.connect_to(PATH) as client,
+    ):
+        await prepare(edge, client)
+        silence = pybase64.b64encode(bytes(4 * 16_000)).decode()
+        await send(client, {"type": "audio_chunk", "audio_base64": silence})
+        assert await receive(client) == {"type": "vad_state", "speaking": True}
+
+
+async def test_an_edge_does_not_start_with_a_file_that_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "vad.onnx"
+    file.write_bytes(b"no model")
+    with pytest.raises(StartError, match=r"vad_model: vad\.onnx is no ONNX model"):
+        async with live_edge(vad_model=file):
+            pass

@@ -7,48 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.vad_model import write_model
 
 from duplane.edge.speech.silero_scorer import VadModelError, load_silero
 from duplane.edge.speech.speech_detector import Score, Windows
 
 SIZE = 512
-
-
-def write_model(path: Path, *, state_name: str = "state") -> Path:
-    """Write a model with the interface of Silero's.
-
-    Its probability is the first sample that it gets, plus the number of windows before.
-    """
-    from onnx import TensorProto, ValueInfoProto, helper, save
-
-    def value(name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    def integers(name: str, values: list[int]) -> TensorProto:
-        return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-
-    graph = helper.make_graph(
-        [
-            helper.make_node("Slice", ["input", "from", "to", "second"], ["first"]),
-            helper.make_node("ReduceMax", [state_name], ["number"], axes=[0, 2], keepdims=0),
-            helper.make_node("Unsqueeze", ["number", "second"], ["column"]),
-            helper.make_node("Add", ["first", "column"], ["output"]),
-            helper.make_node("Cast", ["sr"], ["rate"], to=TensorProto.FLOAT),
-            helper.make_node("Div", ["rate", "rate"], ["one"]),
-            helper.make_node("Add", [state_name, "one"], ["stateN"]),
-        ],
-        "vad",
-        [
-            value("input", [1, "samples"]),
-            value(state_name, [2, 1, 128]),
-            value("sr", [], TensorProto.INT64),
-        ],
-        [value("output", [1, 1]), value("stateN", [2, 1, 128])],
-        [integers("from", [0]), integers("to", [1]), integers("second", [1])],
-    )
-    opset = helper.make_opsetid("", 13)
-    save(helper.make_model(graph, opset_imports=[opset], ir_version=8), str(path))
-    return path
 
 
 def test_the_model_gets_its_state_and_the_end_of_the_last_window(tmp_path: Path) -> None:
