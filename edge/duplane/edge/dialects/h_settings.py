@@ -8,20 +8,21 @@ from typing import cast
 
 from duplane.edge.dialects.actions import Configure
 from duplane.edge.payload.fields import Fields, ignored, invalid
-from duplane.edge.payload.media import decode_audio, read_voice
+from duplane.edge.payload.media import read_voice
 from duplane.edge.payload.model_settings import read_chat_config
 from duplane.edge.settings import Limits
 from duplane.edge.speech.speech_detector import DetectorSettings
 from duplane.fabric.v1 import session_pb2
 
-# The defaults of the reference's documentation and page; its code has others.
-DEFAULT_THRESHOLD = 0.8
+# The defaults of the reference's code, on which clients without these settings rely. Its
+# documentation has others (0.8, 800 and 180), and its page sends all settings.
+DEFAULT_THRESHOLD = 0.7
 DEFAULT_MIN_SPEECH_MS = 128.0
-DEFAULT_MIN_SILENCE_MS = 800.0
+DEFAULT_MIN_SILENCE_MS = 500.0
 DEFAULT_PAD_MS = 30.0
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_LENGTH_PENALTY = 1.1
-DEFAULT_TIMEOUT_S = 180.0
+DEFAULT_TIMEOUT_S = 300.0
 
 _MAX_SPEECH_MS = 10_000.0
 _MAX_SILENCE_MS = 30_000.0
@@ -101,15 +102,15 @@ def _read_system_content(event: Fields, limits: Limits) -> Sequence[session_pb2.
         part = Fields(cast("dict[str, object]", item), path)
         match part.get("type", str, required=True):
             case "text":
-                text = part.required_text("text", limits.instructions_bytes)
+                text = part.text("text", limits.instructions_bytes) or ""
                 text_bytes += len(text.encode())
-                parts.append(session_pb2.ChatPart(text=text))
+                new = session_pb2.ChatPart(text=text)
             case "audio":
-                encoded = part.get("data", str, required=True)
-                sound = decode_audio(encoded, part.path("data"), limits.voice_s)
-                parts.append(session_pb2.ChatPart(audio=sound))
+                new = session_pb2.ChatPart(audio=read_voice(part, "data", limits.voice_s))
             case _:
                 raise invalid(part.path("type"), "must be one of text, audio")
+        if new.text or new.audio:  # the reference's page sends its parts also if they are empty
+            parts.append(new)
     if text_bytes > limits.instructions_bytes:
         fault = f"must have at most {limits.instructions_bytes} bytes of text"
         raise invalid(event.path("system_content"), fault)
