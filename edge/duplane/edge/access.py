@@ -95,6 +95,8 @@ class Caller:
     @property
     def logged(self) -> str:
         """The tenant and the id of the credential for the log; empty without a credential."""
+        if self is LOCAL_OPERATOR:
+            return ""
         facts = {"tenant": self.tenant, "credential": self.credential}
         named = ", ".join(f"{name} {quoted(text)}" for name, text in facts.items() if text)
         return f" ({named})" if named else ""
@@ -111,6 +113,8 @@ class Caller:
 
 
 ANONYMOUS = Caller(CallerKind.ANONYMOUS)
+# A process of the edge's own machine, where clients need no credential.
+LOCAL_OPERATOR = Caller(CallerKind.OPERATOR, credential="this machine", scopes=ALL_SCOPES)
 
 
 class Authenticator(Protocol):

@@ -15,6 +15,7 @@ from aiohttp import hdrs, web
 from duplane.edge.access import (
     ALL_SCOPES,
     ANONYMOUS,
+    LOCAL_OPERATOR,
     Caller,
     CallerKind,
     Level,
@@ -49,7 +50,6 @@ _MISSING = (
 )
 _INVALID = "the credential is not valid"
 _BY_ADMIN_TOKEN = Caller(CallerKind.OPERATOR, credential="admin token", scopes=ALL_SCOPES)
-_LOCAL = Caller(CallerKind.OPERATOR, credential="this machine", scopes=ALL_SCOPES)
 
 
 class CredentialAuthenticator:
@@ -197,7 +197,7 @@ class CredentialAuthenticator:
         """Return the sender of a request where clients need no credential."""
         address = client_address(request)
         if self._is_local_operator:
-            return _LOCAL if address.is_local else ANONYMOUS
+            return LOCAL_OPERATOR if address.is_local else ANONYMOUS
         presented = bearer_token(request.headers.items())
         if presented is None:
             return ANONYMOUS
