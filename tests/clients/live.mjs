@@ -1,5 +1,6 @@
 // The Live client of `openai` for Node, unchanged. Arguments: the base URL, the sample rate, and a file of int16
-// samples, which is sent in pieces of a second. Writes all texts of the model and, at the end, the close reason.
+// samples, which is sent in pieces of a second. Writes each event of the server as one line, and then all texts of the
+// model and the close reason.
 import { readFileSync } from "node:fs";
 import OpenAI from "openai";
 import { LiveWS } from "openai/resources/live/ws";
@@ -8,6 +9,7 @@ const [baseURL, rate, file] = process.argv.slice(2);
 const sound = readFileSync(file);
 const secondBytes = 2 * Number(rate);
 const unitCount = Math.floor(sound.length / secondBytes);
+let text = "";
 const live = new LiveWS(new OpenAI({ apiKey: "x", baseURL }));
 
 live.on("error", (error) => {
@@ -20,12 +22,13 @@ live.on("session.started", () => {
     live.send({ type: "session.input_audio.append", audio: piece.toString("base64") });
   }
 });
-live.on("session.output_transcript.delta", (event) => process.stdout.write(event.delta));
+live.on("event", (event) => console.log(JSON.stringify(event)));
+live.on("session.output_transcript.delta", (event) => (text += event.delta));
 live.on("session.usage.updated", (event) => {
   if (event.usage.seconds >= unitCount) live.send({ type: "session.close" });
 });
 live.on("session.closed", (event) => {
-  process.stdout.write(`\n${event.reason}\n`);
+  console.log(JSON.stringify({ text, reason: event.reason }));
   live.close();
 });
 live.socket.on("open", () => {

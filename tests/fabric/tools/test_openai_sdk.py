@@ -73,14 +73,16 @@ async def test_the_model_answers_the_live_client_for_python(
 
 
 @needs_node_clients
+@needs_python_clients  # which have the types of all events
 async def test_the_model_answers_the_live_client_for_node(
     fabric: RealFabric, tmp_path: Path
 ) -> None:
     sound = tmp_path / "questions.pcm"
     sound.write_bytes(questions(FORMATS[0]))
     arguments = (f"http://{fabric.edge}/v1", str(FORMATS[0].rate_hertz), str(sound))
-    output = await run_client("live.mjs", *arguments)
-    assert output.decode().splitlines() == [" ".join(ANSWERS), "close_requested"]
+    *events, told = (await run_client("live.mjs", *arguments)).splitlines()
+    assert orjson.loads(told) == {"text": " ".join(ANSWERS), "reason": "close_requested"}
+    assert "session.output_audio.delta" in (await checked_kinds("live", events))["server"]
     await fabric.all_free()
 
 
