@@ -52,6 +52,7 @@ _VOICED = 0.3  # probability of one window from which on it belongs to a voice
 _RECENT_COUNT, _VOICED_COUNT = 5, 3  # so many of the recent windows must be probable
 _COMPARED_COUNT, _MIN_COMPARED = 6, 3  # windows whose bands are compared
 _CHANGED_COUNT = 16  # windows after which a voice that has not changed is a tone
+_MAX_QUIET = 3  # quiet windows in a row, within a voice that has not shown yet that it is one
 _MAX_GAP = 8  # windows without a voice, within one voice
 _MAX_LOOKBACK = 24  # windows between the begin of a voice and the one that shows it
 _EDGE_COUNT = 6  # loud windows before and after a voice that belong to it: consonants
@@ -85,6 +86,8 @@ class SpectralScorer:
         self._recent: deque[float] = deque(maxlen=_RECENT_COUNT)  # probabilities
         self._bands: deque[NDArray[np.float64]] = deque(maxlen=_COMPARED_COUNT)
         self._loud_count = 0  # loud windows without a break, up to the last one
+        self._quiet_count = 0  # quiet windows without a break, up to the last one
+        self._longest_quiet = 0  # the largest of these counts since the last voiced window
         self._begin = self._number  # of the voice
         self._last_voiced = self._number - _MAX_GAP - 1
         self._last_changed = -1  # -1 means that the voice has not changed
@@ -114,7 +117,7 @@ class SpectralScorer:
             self._add_voiced(number, bands_db)
         is_speech = number - self._last_changed < _CHANGED_COUNT and self._last_changed >= 0
         self._follow_noise(level_db, is_voice=is_speech and probability >= _VOICED)
-        self._loud_count = self._loud_count + 1 if is_audible and above_db >= _LOUD_DB else 0
+        self._count_loud(is_loud=is_audible and above_db >= _LOUD_DB)
         since = number - self._last_voiced
         is_open = since <= _MAX_GAP and number - self._begin < _MAX_LOOKBACK
         if not is_speech:
@@ -129,7 +132,8 @@ class SpectralScorer:
 
     def _add_voiced(self, number: int, bands_db: NDArray[np.float64]) -> None:
         """Add a window to the voice, or begin a voice with it."""
-        if number - self._last_voiced > _MAX_GAP:
+        is_blip = self._last_changed < 0 and self._longest_quiet > _MAX_QUIET
+        if number - self._last_voiced > _MAX_GAP or is_blip:
             self._begin = number - min(self._loud_count, _EDGE_COUNT)
             self._last_changed = -1
             self._probability = 0.0
@@ -140,6 +144,12 @@ class SpectralScorer:
             if number - self._last_changed >= _MIN_COMPARED or self._last_changed < 0:
                 self._compare(number)
         self._last_voiced = number
+        self._longest_quiet = 0
+
+    def _count_loud(self, *, is_loud: bool) -> None:
+        self._loud_count = self._loud_count + 1 if is_loud else 0
+        self._quiet_count = 0 if is_loud else self._quiet_count + 1
+        self._longest_quiet = max(self._longest_quiet, self._quiet_count)
 
     def _compare(self, number: int) -> None:
         if len(self._bands) < _MIN_COMPARED:

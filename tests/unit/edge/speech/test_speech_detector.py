@@ -102,6 +102,15 @@ def test_noise_is_no_speech(name: str) -> None:
     assert detect(NOISES[name](), DetectorSettings(threshold=0.3)) == []
 
 
+def test_a_short_sound_that_silence_parts_from_speech_does_not_belong_to_it() -> None:
+    samples = read_sample()
+    short = 0.05 * samples[samples_of(5820) : samples_of(5884)]
+    speech = samples[samples_of(5250) : samples_of(8000)]
+    sound = np.concatenate((np.zeros(8000), short, np.zeros(samples_of(160)), speech))
+    (stop,) = stops(detect(sound))
+    assert stop.begin / 16 == pytest.approx(500 + 64 + 160 + 50, abs=100)
+
+
 def test_speech_is_found_after_each_noise() -> None:
     # Silence of half a second separates noise and speech.
     speech = read_sample()[samples_of(5000) : samples_of(8000)]
