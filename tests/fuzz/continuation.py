@@ -64,6 +64,8 @@ def check_continuation(run: SessionRun) -> None:
         return
     if run.case.limits.init_s < _LONG_INIT_S:
         return
+    if run.chat and run.dialect == "E":
+        _continue_turns_of_e(run)
     if run.chat:
         _continue_chat(run)
     elif not run.is_lost:
@@ -89,6 +91,19 @@ def _take(run: SessionRun, value: Any) -> None:
     if any(event["type"] == "error" for event in events):
         raise IllegalError(f"refused after all: {value['type']}: {events}")
     run.take_requests()
+
+
+def _continue_turns_of_e(run: SessionRun) -> None:
+    """Check that a turn of chat is answered, and let the sound of the client flow to the model."""
+    _answer_turns(run)
+    before = run.answers["response.done"]
+    _take(run, {"type": "response.create", "response": {"instructions": "Greet."}})
+    _answer_turns(run)
+    if run.answers["response.done"] == before:
+        raise IllegalError("a turn is not answered")
+    detection = {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}
+    _take(run, {"type": "session.update", "session": detection})
+    _take(run, _second(run))
 
 
 def _continue_duplex(run: SessionRun) -> None:

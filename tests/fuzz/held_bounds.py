@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuzz.event_rules import IllegalError
 
+from duplane.edge.dialects.e_chat import DialectEChat
 from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.edge.routing import AnySession
 from duplane.edge.session.chat_session import ChatSession
@@ -20,6 +21,10 @@ def check_held(session: AnySession, limits: Limits) -> None:
     """Raise IllegalError for the first exceeded bound."""
     if isinstance(session, ChatSession):
         held = {"turns": (session.turn_count, limits.pending_turn_count + 1)}
+        if isinstance(session.dialect, DialectEChat):
+            sound_s = limits.chat_audio_s + limits.early_unit_count * 1.5
+            most_bytes = limits.chat_media_bytes + int(sound_s * 4 * INPUT_RATE_HERTZ)
+            held["bytes of media"] = session.dialect.held_bytes, most_bytes
         if isinstance(session, HalfDuplexSession):
             speech_s = limits.chat_audio_s + limits.append_s + _EARLY_S
             most_bytes = limits.chat_media_bytes + int(speech_s * 4 * INPUT_RATE_HERTZ)

@@ -33,6 +33,7 @@ from duplane.edge.close import (
 )
 from duplane.edge.dialects.dialect import Phase
 from duplane.edge.dialects.openai_errors import (
+    COMMIT_EMPTY,
     ERRORS,
     RESPONSE_ACTIVE,
     RESPONSE_NOT_ACTIVE,
@@ -61,7 +62,9 @@ CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_err
 OPENAI_CODES = frozenset(ERRORS[code][1] for code in CLIENT_CODES)
 _OPENAI = ("E", "L")
 # Errors of E for what a client could not know: they name no field.
-CODES_OF_E = frozenset(code for _, code in (RESPONSE_ACTIVE, RESPONSE_NOT_ACTIVE, UNKNOWN_ITEM))
+CODES_OF_E = frozenset(
+    code for _, code in (COMMIT_EMPTY, RESPONSE_ACTIVE, RESPONSE_NOT_ACTIVE, UNKNOWN_ITEM)
+)
 
 
 class SessionRun:
@@ -153,6 +156,9 @@ class SessionRun:
             return self.tell(session.end(Close(CloseReason.TOO_BIG), self.now), was_over)
         before = (session.dialect.phase, session.has_slot, session.time_limits.next_deadline)
         told = session.receive(frame, self.now)
+        if self.chat and self.chat.successor:  # the sound of a client of E flows to the model
+            self.session = self.duplex = self.chat.successor
+            self.chat = None
         events = self.tell(told, was_over)
         if sum(map(len, told)) > _ANSWER_BYTES:
             raise IllegalError(f"{sum(map(len, told))} bytes are said to one message")
@@ -201,7 +207,7 @@ class SessionRun:
             raise IllegalError(f"{kind} led from {before} to {dialect.phase}")
         self.taken_chunks += kind == "audio_chunk"
         if self.chat:
-            self.taken_turns += kind in ("input.append", "audio_chunk")
+            self.taken_turns += kind in ("input.append", "audio_chunk", "response.create")
 
     def _check_fault(self, fault: Any) -> None:
         """Check that an error blames the client, names the field and is short."""

@@ -22,6 +22,7 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import ALIVE, Dialect, Phase
 from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.e_chat import DialectEChat
 from duplane.edge.dialects.first_event import FIRST_EVENTS, needs_init
 from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import UNSUPPORTED, DialectL
@@ -106,14 +107,15 @@ def _phases() -> list[str]:
 
 def _places() -> Iterator[str]:
     yield "## The URL of each dialect\n"
-    names = {dialect: _title(name) for name, dialect in DIALECTS.items()}
+    titles: dict[type[Dialect], str] = {each: _title(name) for name, each in DIALECTS.items()}
+    titles[DialectEChat] = titles[DialectE]
     yield from _table(
         ["URL", "mode", "dialect", "time limit", "pictures"],
         [
             [
                 _code(route.value),
                 name,
-                names[place.dialect] if place.dialect else "A or B",
+                titles[place.dialect] if place.dialect else "A or B",
                 f"{place.mode.session_s:g} s" if place.mode.session_s < 1e9 else "none",
                 "yes" if place.mode.takes_frames or place.mode.request_type == "chat" else "no",
             ]

@@ -43,6 +43,10 @@ MODES: Mapping[str, Mode] = {
 LIVE_MODE = replace(MODES["audio"], session_s=7200.0)
 REALTIME_MODE = replace(MODES["audio"], session_s=3600.0)
 
+# The same session as long as it has turns of chat. For the switches of the apps, it counts as full
+# duplex, which it may become.
+REALTIME_CHAT_MODE = replace(REALTIME_MODE, kind=lease_pb2.SESSION_KIND_CHAT)
+
 CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
 
 # A half duplex session is a chat whose turns begin when the client has spoken.

@@ -16,7 +16,7 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.duplex import DuplexDialect
-from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.e_chat import DialectEChat
 from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
@@ -27,7 +27,7 @@ from duplane.edge.modes import (
     HALF_DUPLEX_MODE,
     LIVE_MODE,
     MODES,
-    REALTIME_MODE,
+    REALTIME_CHAT_MODE,
     Mode,
 )
 from duplane.edge.session.chat_session import ChatSession
@@ -226,7 +226,7 @@ ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
     (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
     (Route.HALF_DUPLEX, _HALF_DUPLEX): Endpoint(DialectH, HALF_DUPLEX_MODE),
     **{(route, "audio"): Endpoint(DialectL, LIVE_MODE) for route in LIVE_ROUTES},
-    **{(route, "audio"): Endpoint(DialectE, REALTIME_MODE) for route in REALTIME_ROUTES},
+    **{(route, "audio"): Endpoint(DialectEChat, REALTIME_CHAT_MODE) for route in REALTIME_ROUTES},
 }
 
 # The dialect in which a route refuses a session.
@@ -236,7 +236,7 @@ REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
     Route.CHAT: DialectD,
     Route.HALF_DUPLEX: DialectH,
     **dict.fromkeys(LIVE_ROUTES, DialectL),
-    **dict.fromkeys(REALTIME_ROUTES, DialectE),
+    **dict.fromkeys(REALTIME_ROUTES, DialectEChat),
 }
 
 

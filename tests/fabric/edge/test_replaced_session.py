@@ -62,8 +62,9 @@ class DialectOfBoth(ChatDialect):
         encoded = event.required_fields("input").get("audio", str, required=True)
         return Append(decode_audio(encoded, "input.audio", 1.0), kind="input.append")
 
-    def appended(self, append: Append) -> None:
+    def appended(self, append: Append) -> list[bytes]:
         self.held.append(append)
+        return []
 
     def continuation(self, append: Append) -> tuple[DuplexDialect, tuple[Action, ...]] | None:
         dialect = DialectB(self.identity, self.limits, MODES["audio"])

@@ -140,6 +140,26 @@ async def test_the_model_answers_the_client_of_chat_completions(
     await fabric.all_free()
 
 
+@needs_python_clients
+async def test_the_model_answers_the_realtime_client_with_manual_turns(
+    fabric: RealFabric, tmp_path: Path
+) -> None:
+    file = tmp_path / "question.pcm"
+    file.write_bytes(questions(FORMATS[0])[: 2 * 2 * FORMATS[0].rate_hertz])
+    told = orjson.loads(
+        await run_client("realtime_turns.py", f"http://{fabric.edge}/v1", str(file))
+    )
+    typed, (heard, again) = told["typed"], told["spoken"]
+    assert (typed["text"], typed["sound_s"]) == (ANSWERS[0], 0)
+    assert typed["last"]["response"]["status"] == "completed"
+    usage = heard["last"]["response"]["usage"]
+    # In a chat, the default model answers only typed questions.
+    assert usage["input_token_details"]["audio_tokens"] > 0
+    assert again["text"] == ANSWERS[0]
+    assert again["sound_s"] > 0.5
+    await fabric.all_free()
+
+
 async def run(commands: str, folder: Path) -> str:
     """Run commands of a page in a shell; return what they write."""
     shell = await asyncio.create_subprocess_exec(

@@ -162,6 +162,8 @@ class PureReplay:
             self._tell(self.session.end(Close(CloseReason.TOO_BIG), self.now))
         else:
             self._tell(self.session.receive(message, self.now))
+        if isinstance(self.session, ChatSession) and self.session.successor:
+            self.session = self.session.successor
 
     def _frame(self, step: Step) -> None:
         self._receive(step.rest.encode())
@@ -213,7 +215,10 @@ class PureReplay:
     def _worker(self, step: Step) -> None:
         if step.what == "breaks":
             self._tell(self.session.failed(error_of(step), self.now))
-        elif isinstance(self.session, ChatSession):
+            return
+        is_chat = isinstance(self.session, ChatSession)
+        assert (step.what in ("prefilled", "piece", "done")) is is_chat, "another kind of session"
+        if isinstance(self.session, ChatSession):
             self._tell(self.session.responded(chat_response_of(step), self.now))
         else:
             moves = self.session.moves
@@ -243,7 +248,6 @@ class LiveReplay:
         self._acquisition: Acquisition | None = None
         self._conversation: ScriptedConversation | None = None
         self._turn: ScriptedTurn | None = None
-        self._is_chat = parse_target(transcript.path, {}).mode in ("chat", "half_duplex")
         # Clients of E and L are not told of their slot, so the transcript has no event to wait for.
         route = parse_target(transcript.path, {}).route
         self._silent = REFUSAL_DIALECTS[route].name if route in OPENAI_ROUTES else ""
@@ -282,7 +286,10 @@ class LiveReplay:
 
     async def _server(self, step: Step, client: ClientConnection) -> None:
         async with asyncio.timeout(WITHIN_S):
-            self._matcher.match(step, orjson.loads(await client.recv()))
+            event = orjson.loads(await client.recv())
+            self._matcher.match(step, event)
+            if self._silent == "E" and event["type"] == "response.done" and self._acquisition:
+                await self._acquisition.is_over.wait()  # it has left the queue
 
     async def _scheduler(self, step: Step, client: ClientConnection) -> None:
         if self._acquisition is None or self._acquisition.is_over.is_set():
@@ -293,10 +300,11 @@ class LiveReplay:
             case "granted":
                 self._acquisition.model_label = step.rest
                 self._acquisition.grant()
-                if self._is_chat:
+                if self._acquisition.request.kind == lease_pb2.SESSION_KIND_CHAT:
                     async with asyncio.timeout(WITHIN_S):
                         await self._acquisition.is_over.wait()
                     return
+                self._turn = None
                 self._conversation = await self._fabric.conversation()
                 if self._silent:
                     await self._edge_process.until_running(self._silent)
@@ -323,7 +331,8 @@ class LiveReplay:
             self._conversation.say(response_of(step))
 
     async def _clock(self, step: Step, client: ClientConnection) -> None:
-        if self._acquisition is None:  # the session begins with its request for a lease
+        # Except in E, the session begins with its request for a lease.
+        if self._acquisition is None and self._silent != "E":
             self._acquisition = await self._fabric.acquisition()
         async with asyncio.timeout(WITHIN_S):
             await (await client.ping())  # the edge has applied all messages before

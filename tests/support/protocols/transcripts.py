@@ -31,7 +31,8 @@ samples, "@pcms:N,M:K" for several such parts end to end, "@wav:N" for a WAV fil
 in int16, "@int16:N:silence" for N samples of silence, "@int16:N+M" for N samples and then M of
 silence, and "@int16:N,M:pcm" for what two such appends become as float32; likewise "@ulaw" and
 "@alaw". "@resampled:N:K:CODE" is second K, at 16 kHz, of a sound that repeats N samples each second
-("int16" if there is no code).
+("int16" if there is no code). "@committed:N:CODE" is what one append becomes in a turn of chat,
+where int16 has 24 kHz.
 
 In H, "@questions:FROM:TO" stands for the sound of the sample `questions.wav` between two times in
 milliseconds, and "@questions:FROM:TO:LEVEL" for the same sound at another level.
@@ -251,6 +252,8 @@ def sound_of(kind: str, rest: str) -> bytes | None:
         return spoken(*rest.split(":"))
     if kind == "resampled":
         return resampled(*rest.split(":"))
+    if kind == "committed":
+        return committed(*rest.split(":"))
     return encoded(kind, rest) if kind in CODES else None
 
 
@@ -271,6 +274,12 @@ def resampled(count: str, second: str, code: str = "int16") -> bytes:
     stream = Resampler(int(count), 16_000, is_prompt=True)
     ramp = CODES[code].decode(CODES[code].encode(pcm(int(count))))
     return [stream.add(ramp) for _ in range(int(second) + 1)][-1]
+
+
+def committed(count: str, code: str = "int16") -> bytes:
+    """Return an append of a ramp as a turn of chat has it."""
+    stream = Resampler(24_000 if code == "int16" else CODES[code].rate_hertz, 16_000)
+    return stream.add(CODES[code].decode(CODES[code].encode(pcm(int(count))))) + stream.end()
 
 
 def picture_of(kind: str, size: str) -> bytes | None:

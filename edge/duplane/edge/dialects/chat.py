@@ -46,8 +46,8 @@ class ChatDialect(Dialect):
         """Whether an answer that is not streamed exceeds `Limits.answer_bytes`."""
         return self._held_bytes > self.limits.answer_bytes
 
-    def appended(self, append: Append) -> None:
-        """Keep the sound of an append for a later turn."""
+    def appended(self, append: Append) -> list[bytes]:
+        """Keep the sound of an append for a later turn. Render its effect."""
         raise AssertionError(f"{self.name} has no appends of {len(append.audio)} bytes")
 
     def continuation(self, append: Append) -> tuple[DuplexDialect, tuple[Action, ...]] | None:

@@ -25,6 +25,7 @@ _EAGERNESS = ("auto", "low", "medium", "high")
 _MAX_OUTPUT_TOKENS = 4096
 UNLIMITED = "inf"
 _MAX_MODALITIES = 8
+_MANUAL = "none"  # `turn_detection` is null
 
 AUDIO, TEXT = ("audio",), ("text",)
 
@@ -36,13 +37,23 @@ class TurnDetection:
     kind: str = "semantic_vad"  # the model decides
     eagerness: str = "auto"
 
-    def to_json(self) -> dict[str, object]:
-        """Return the object that describes it.
+    @property
+    def is_manual(self) -> bool:
+        """Whether the client decides: it commits its sound, and asks for each response."""
+        return self.kind == _MANUAL
+
+    def to_json(self) -> dict[str, object] | None:
+        """Return the object that describes it; None if the client decides.
 
         A duplex model always answers, and always listens while it speaks.
         """
+        if self.is_manual:
+            return None
         always = {"create_response": True, "interrupt_response": True}
         return {"type": self.kind, "eagerness": self.eagerness, **always}
+
+
+MANUAL = TurnDetection(_MANUAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +190,13 @@ def _read_sound(fields: Fields | None) -> SoundFormat | None:
 def _read_turn_detection(fields: Fields | None) -> TurnDetection | None:
     """Return the detection of turns that a client asks for; None if it names none.
 
-    The model decides about turns, whatever the client asks for.
+    Unless the client decides about turns itself, the model does.
     """
     if fields is None or "turn_detection" not in fields.whole:
         return None
     detection = fields.fields("turn_detection")
     if detection is None:
-        return TurnDetection()
+        return MANUAL
     kind = detection.required_text("type", 64)
     if kind not in ("server_vad", "semantic_vad"):
         raise invalid(detection.path("type"), "must be server_vad or semantic_vad")

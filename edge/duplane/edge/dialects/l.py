@@ -31,6 +31,7 @@ from duplane.edge.dialects.dialect import (
     Transitions,
     with_audio,
 )
+from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.l_settings import Configuration, read_configuration
 from duplane.edge.dialects.openai_dialect import OpenAIDialect
 from duplane.edge.dialects.openai_errors import CONTEXT_FULL, SERVER_ERROR, error_fields
@@ -82,7 +83,7 @@ _CLOSED_REASONS: Mapping[CloseReason, str] = {
 _BEGUN = frozenset({Phase.OPENING, Phase.ACTIVE})
 
 
-class DialectL(OpenAIDialect):
+class DialectL(OpenAIDialect, DuplexDialect):
     """One client that speaks L. Each unit is one `session.output_audio.delta`, also of silence."""
 
     name: ClassVar[str] = "L"

@@ -10,7 +10,7 @@ from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import REFUSALS, CloseReason
 from duplane.edge.dialects.actions import Append
-from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.dialect import Dialect
 from duplane.edge.dialects.openai_sound import DEFAULT_FORMAT, decode_append
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -19,7 +19,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2
 
 
-class OpenAIDialect(DuplexDialect, ABC):
+class OpenAIDialect(Dialect, ABC):
     """One client of OpenAI's protocols."""
 
     refusals: ClassVar[Mapping[CloseReason, ErrorCode]] = {

@@ -18,6 +18,7 @@ CONTEXT_TOO_LONG = (CLIENT_ERROR, "context_length_exceeded")
 SESSION_EXPIRED = (CLIENT_ERROR, "session_expired")
 RESPONSE_ACTIVE = (CLIENT_ERROR, "conversation_already_has_active_response")
 RESPONSE_NOT_ACTIVE = (CLIENT_ERROR, "response_cancel_not_active")
+COMMIT_EMPTY = (CLIENT_ERROR, "input_audio_buffer_commit_empty")
 UNKNOWN_ITEM = (CLIENT_ERROR, "item_retrieve_invalid_item_id")
 
 ERRORS: Mapping[ErrorCode, tuple[str, str]] = {

@@ -13,7 +13,7 @@ from collections import deque
 
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
 from duplane.edge.clock import Moment
-from duplane.edge.close import REFUSALS, Close, CloseReason
+from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import (
     Action,
     Append,
@@ -153,7 +153,6 @@ class ChatSession(Session[ChatDialect]):
             case CancelTurn():
                 events = self._cancel_turn(action, now)
             case Command():
-                self._heard(now)
                 events = self.dialect.answer(action, now)
             case Configure():
                 events = self._configure(now)
@@ -186,8 +185,7 @@ class ChatSession(Session[ChatDialect]):
         self._heard(now)
         if self.identity.recording_id:
             self._recorded_audio = append.audio
-        self.dialect.appended(append)
-        return []
+        return self.dialect.appended(append)
 
     def _cancel_turn(self, cancel: CancelTurn, now: Moment) -> list[bytes]:
         """End the turn that waits or runs. Its call to the worker ends immediately."""
@@ -255,7 +253,7 @@ class ChatSession(Session[ChatDialect]):
             events += self.dialect.queue_done()
         if self.dialect.phase is Phase.OPENING:
             return events + self._open(now)
-        if self.dialect.phase is Phase.START and not self._turns:
+        if self.dialect.begins_with_slot and self.dialect.phase is Phase.START and not self._turns:
             self.time_limits.start(TimeLimit.SETTINGS, self._limits.init_s, now)
         return events
 
@@ -339,7 +337,7 @@ class ChatSession(Session[ChatDialect]):
 
     def _slot_refused(self, close: Close, now: Moment) -> list[bytes]:
         """Refuse the turn that gets no slot. A session that needs slots only for turns goes on."""
-        code = REFUSALS.get(close.reason)
+        code = self.dialect.refusals.get(close.reason)
         if code is None or self.dialect.is_one_shot or self.dialect.begins_with_slot:
             return super()._slot_refused(close, now)
         self._stop_turn()
