@@ -23,6 +23,7 @@ async def test_spans_of_units_tell_that_their_text_was_requested() -> None:
             await end(client)
         found = await fabric.ended(1)
     assert texts == ["one ", "two ", ""]
-    units = [attributes(span) for span in found if span.name == spans.WORKER_UNIT]
-    units.sort(key=lambda unit: unit[spans.UNIT_SEQUENCE])
-    assert [unit.get(spans.UNIT_IS_REQUESTED) for unit in units] == [True, True, None]
+    for name in (spans.EDGE_UNIT, spans.WORKER_UNIT):
+        units = [attributes(span) for span in found if span.name == name]
+        units.sort(key=lambda unit: unit[spans.UNIT_SEQUENCE])
+        assert [unit.get(spans.UNIT_IS_REQUESTED) for unit in units] == [True, True, None]

@@ -133,6 +133,17 @@ def test_waterfall_tells_why_the_model_listened() -> None:
     assert "listen, 5.0 ms, had to listen, amid its turn" in shown
 
 
+def test_waterfall_tells_that_a_text_was_requested() -> None:
+    facts: dict[str, Any] = {
+        "session__id": "s1",
+        "duplane__unit__sequence": 7,
+        "duplane__unit__outcome": "speech",
+        "duplane__unit__is_requested": True,
+    }
+    shown = report(collected([span(spans.EDGE_UNIT, 1, {"read": 5}, **facts)]), Choice(unit=7))
+    assert "speech, 5.0 ms, spoke a requested text" in shown
+
+
 def test_waterfall_covers_the_whole_unit_in_order() -> None:
     (one,) = collected(unit(7, 20)).chosen()
     stages = one.stages()

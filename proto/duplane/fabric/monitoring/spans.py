@@ -92,8 +92,8 @@ UNIT_IS_FORCED = "duplane.unit.is_forced"  # the unit had to listen
 UNIT_IS_INTERRUPTION = "duplane.unit.is_interruption"  # the model listened amid its turn
 # How likely the first draw of the unit was to listen; absent if nothing was drawn.
 UNIT_LISTEN_PROBABILITY = "duplane.unit.listen_probability"
-UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 UNIT_IS_REQUESTED = "duplane.unit.is_requested"  # the model spoke a text that a caller requested
+UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 MOVE_CAUSE = "duplane.move.cause"
 MOVE_NUMBER = "duplane.move.number"
@@ -258,6 +258,8 @@ def decision_attributes(delta: Delta) -> dict[str, AttributeValue]:
         attributes[UNIT_IS_INTERRUPTION] = True
     if delta.HasField("listen_probability"):
         attributes[UNIT_LISTEN_PROBABILITY] = round(delta.listen_probability, 6)
+    if delta.HasField("speech_request"):
+        attributes[UNIT_IS_REQUESTED] = True
     return attributes
 
 

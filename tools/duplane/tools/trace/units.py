@@ -98,6 +98,8 @@ class Unit:
             facts.append("had to listen")
         if self._attribute(spans.UNIT_IS_INTERRUPTION, False):
             facts.append("amid its turn")
+        if self._attribute(spans.UNIT_IS_REQUESTED, False):
+            facts.append("spoke a requested text")
         if (probability := self._attribute(spans.UNIT_LISTEN_PROBABILITY, None)) is not None:
             facts.append(f"listen probability {probability:.4g}")
         return ", ".join(facts)

@@ -121,8 +121,6 @@ class UnitSpans:
         }
         if is_late:
             attributes[spans.UNIT_IS_LATE] = True
-        if output.speech_request is not None:
-            attributes[spans.UNIT_IS_REQUESTED] = True
         if delta.dropped_unit_count:
             attributes[spans.UNIT_DROPPED_COUNT] = delta.dropped_unit_count
         self._telemetry.record(
