@@ -20,6 +20,7 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Phase
 from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.e_conversation import Conversation
 from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
@@ -213,7 +214,7 @@ def _duplex(dialect: str) -> Iterable[bytes]:
     timeout = Close(CloseReason.TIMEOUT, "session time limit")
     again = DuplexSession(speaks(), _LIMITS, _NOW)
     if dialect == "E":
-        events += _text_of_e()
+        events += [*_text_of_e(), *_user_of_e()]
     return [*events, *again.end(timeout, _NOW)]
 
 
@@ -224,6 +225,13 @@ def _open(session: DuplexSession, send: Callable[[str], None]) -> None:
     session.expire(Moment(DialectE.grace_s, _NOW.wall_ns))
     while session.take(_NOW):
         pass
+
+
+def _user_of_e() -> list[bytes]:
+    """Return the events of a turn of the user."""
+    conversation = Conversation(_IDENTITY)
+    item_id, started = conversation.speech_started(1500)
+    return [started, *conversation.speech_stopped(item_id, 2600)]
 
 
 def _text_of_e() -> list[bytes]:

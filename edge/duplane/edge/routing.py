@@ -212,6 +212,8 @@ class Endpoint:
             first = DialectA(identity, limits, self.mode)
             return DuplexSession(first, limits, now, continuity, detects_dialect=True)
         dialect = self.dialect(identity, limits, self.mode)
+        if isinstance(dialect, DialectEChat):
+            dialect.new_scorer = scorers
         if isinstance(dialect, DialectH):
             return HalfDuplexSession(dialect, limits, now, scorers)
         if isinstance(dialect, ChatDialect):

@@ -35,7 +35,8 @@ silence, and "@int16:N,M:pcm" for what two such appends become as float32; likew
 where int16 has 24 kHz.
 
 In H, "@questions:FROM:TO" stands for the sound of the sample `questions.wav` between two times in
-milliseconds, and "@questions:FROM:TO:LEVEL" for the same sound at another level.
+milliseconds, and "@questions:FROM:TO:LEVEL" for the same sound at another level; in E, "@asked"
+stands for that sound as int16 at 24 kHz.
 
 "@any" matches every value. "@id:NAME" matches any value, but the same one wherever NAME is used
 again, also in what the client sends; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in
@@ -68,6 +69,7 @@ from support.paths import ROOT, TESTS
 
 from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.edge.settings import Limits
+from duplane.fabric.audio import resample_pcm
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
@@ -250,6 +252,8 @@ def sound_of(kind: str, rest: str) -> bytes | None:
         return bytes(4 * int(rest))
     if kind == "questions":
         return spoken(*rest.split(":"))
+    if kind == "asked":
+        return CODES["int16"].encode(resample_pcm(spoken(*rest.split(":")), 16_000, 24_000))
     if kind == "resampled":
         return resampled(*rest.split(":"))
     if kind == "committed":

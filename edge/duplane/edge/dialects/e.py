@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
-from duplane.edge.dialects.actions import Command, Dropped, Tag
+from duplane.edge.dialects.actions import Append, Command, Dropped, Tag
 from duplane.edge.dialects.dialect import (
     ALIVE,
     Phase,
@@ -31,9 +32,22 @@ from duplane.edge.dialects.e_response import (
     COMPLETED,
     TURN_DETECTED,
 )
-from duplane.edge.dialects.e_settings import FIXED_BY_OPENING, FIXED_BY_SOUND, MANUAL
+from duplane.edge.dialects.e_settings import (
+    FIXED_BY_OPENING,
+    FIXED_BY_SOUND,
+    MANUAL,
+    SERVER_VAD,
+    TurnDetection,
+)
+from duplane.edge.dialects.e_turns import TurnDetector, TurnEdge
+from duplane.fabric.audio import SAMPLE_BYTES
 from duplane.fabric.v1 import session_pb2
 
+TURN = (
+    "input_audio_buffer.speech_started",
+    "input_audio_buffer.speech_stopped",
+    "input_audio_buffer.committed",
+)
 _PHASES = (Phase.START, Phase.OPENING, Phase.ACTIVE)
 _SPEAKING = frozenset({Phase.ACTIVE})
 
@@ -52,12 +66,14 @@ class DialectE(RealtimeDialect, DuplexDialect):
         **{(phase, command): phase for command in COMMANDS for phase in _PHASES},
     }
     replies: ClassVar[Replies] = {
-        APPEND: ("response.created", *SPEECH, "response.done"),
+        APPEND: (*TURN, "response.created", *SPEECH, "response.done"),
         **ANSWERS,
     }
     server_events: ClassVar[ServerEvents] = {
         "session.created": frozenset({Phase.START}),
         "session.updated": ALIVE,
+        "input_audio_buffer.speech_started": ALIVE,
+        "input_audio_buffer.speech_stopped": ALIVE,
         "input_audio_buffer.committed": ALIVE,
         "input_audio_buffer.cleared": ALIVE,
         "conversation.item.added": ALIVE,
@@ -71,10 +87,49 @@ class DialectE(RealtimeDialect, DuplexDialect):
         "error": ALIVE,
     }
 
+    _detector: TurnDetector | None = None  # only if the edge tells when the user speaks
+    _detection = TurnDetection()  # of the detector
+    _turn_id = ""  # of the item of the user's turn
+    _heard_count = 0  # samples of the client so far
     _is_muted = False  # what the model says is dropped until its turn ends
     _fixed = FIXED_BY_SOUND  # the settings that the first append fixes
 
     # --- client events ---
+
+    def appended(self, append: Append) -> list[bytes]:
+        """Keep the bytes of a sample that is not complete, and render the turns of the user."""
+        events = super().appended(append)
+        if not append.audio:
+            return events
+        detection = self._conversation.settings.turn_detection
+        if self._detector and detection != self._detection:
+            events += self._cut_turn()
+            self._detector = None
+        if self._detector is None and detection.kind == SERVER_VAD:
+            begin_ms = self._heard_count * 1000 // append.rate_hertz
+            self._detection = detection
+            self._detector = TurnDetector(detection, append.rate_hertz, begin_ms, self.new_scorer)
+        self._heard_count += len(append.audio) // SAMPLE_BYTES
+        return events + (self._follow(self._detector.hear(append.audio)) if self._detector else [])
+
+    def _cut_turn(self) -> list[bytes]:
+        """End the turn of the user, if one is open."""
+        return self._follow(self._detector.cut()) if self._detector else []
+
+    def _follow(self, edges: Sequence[TurnEdge]) -> list[bytes]:
+        """Render the begin and the end of turns of the user, who ends a response by speaking."""
+        conversation = self._conversation
+        events: list[bytes] = []
+        for edge in edges:
+            if not edge.is_begin:
+                events += conversation.speech_stopped(self._turn_id, edge.at_ms)
+                continue
+            self._turn_id, event = conversation.speech_started(edge.at_ms)
+            events.append(event)
+            if conversation.response and self._detection.is_interrupting:
+                self._is_muted = self.must_listen = True
+                events += conversation.end_response(TURN_DETECTED)
+        return events
 
     def open_settings(self) -> session_pb2.Open:
         """Return the settings of the conversation, with the items so far in its prompt."""
@@ -132,7 +187,7 @@ class DialectE(RealtimeDialect, DuplexDialect):
         text = delta.speech.text
         if is_speech and (text or audio):
             if conversation.response is None:
-                events += conversation.begin_response()
+                events += [*self._cut_turn(), *conversation.begin_response()]
             if response := conversation.response:
                 events += response.add(text, self.output_sound.encode(audio) if audio else b"")
         if delta.end_of_turn and not delta.interrupted_turn:

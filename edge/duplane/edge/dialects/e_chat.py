@@ -243,6 +243,7 @@ class DialectEChat(RealtimeDialect, ChatDialect):
         if self._is_manual or not append.audio:
             return None
         dialect = DialectE(self.identity, self.limits, REALTIME_MODE, self._conversation)
+        dialect.new_scorer = self.new_scorer
         unheard = self._unheard.take() if self._unheard.rate_hertz == append.rate_hertz else b""
         before = Append(unheard, kind=APPEND, rate_hertz=append.rate_hertz)
         return dialect, (before, append) if unheard else (append,)

@@ -81,6 +81,18 @@ class Conversation:
             item = dataclasses.replace(item, id=self.events.new_id("item"))
         return self._add(item, command.after)
 
+    def speech_started(self, at_ms: int) -> tuple[str, bytes]:
+        """Render the begin of a turn of the user; also return the id of the item to come."""
+        item_id = self.events.new_id("item")
+        fields = {"item_id": item_id, "audio_start_ms": at_ms}
+        return item_id, self.events.event("input_audio_buffer.speech_started", fields)
+
+    def speech_stopped(self, item_id: str, at_ms: int) -> list[bytes]:
+        """Render the end of a turn of the user, and add its item."""
+        fields = {"item_id": item_id, "audio_end_ms": at_ms}
+        event = self.events.event("input_audio_buffer.speech_stopped", fields)
+        return [event, *self.commit(item_id)]
+
     def commit(self, item_id: str = "") -> list[bytes]:
         """Add a message with sound of the user. `item_id` is empty if the message has no id yet."""
         item_id = item_id or self.events.new_id("item")

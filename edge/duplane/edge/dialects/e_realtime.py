@@ -44,6 +44,8 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import BASE64, Fields
 from duplane.edge.settings import Limits
+from duplane.edge.speech.scorers import ScorerFactory
+from duplane.edge.speech.spectral_scorer import SpectralScorer
 
 ITEM_ADDED = ("conversation.item.added", "conversation.item.done")
 BEGIN = ("response.created", "response.done")
@@ -94,6 +96,7 @@ class RealtimeDialect(OpenAIDialect, ABC):
 
     name: ClassVar[str] = "E"
 
+    new_scorer: ScorerFactory = SpectralScorer  # for the detection of turns
     _fixed: frozenset[str] = frozenset()  # the settings that do not change any more
 
     def __init__(

@@ -25,6 +25,9 @@ _EAGERNESS = ("auto", "low", "medium", "high")
 _MAX_OUTPUT_TOKENS = 4096
 UNLIMITED = "inf"
 _MAX_MODALITIES = 8
+SEMANTIC_VAD = "semantic_vad"  # the model decides about turns
+SERVER_VAD = "server_vad"  # the edge also tells when the user speaks
+_MAX_DETECTION_MS = 10_000
 _MANUAL = "none"  # `turn_detection` is null
 
 AUDIO, TEXT = ("audio",), ("text",)
@@ -34,8 +37,13 @@ AUDIO, TEXT = ("audio",), ("text",)
 class TurnDetection:
     """Who decides when the user's turn begins and ends."""
 
-    kind: str = "semantic_vad"  # the model decides
+    kind: str = SEMANTIC_VAD
     eagerness: str = "auto"
+    # Of SERVER_VAD:
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    is_interrupting: bool = True  # speech of the user ends a response
 
     @property
     def is_manual(self) -> bool:
@@ -49,6 +57,15 @@ class TurnDetection:
         """
         if self.is_manual:
             return None
+        if self.kind == SERVER_VAD:
+            return {
+                "type": self.kind,
+                "threshold": self.threshold,
+                "prefix_padding_ms": self.prefix_padding_ms,
+                "silence_duration_ms": self.silence_duration_ms,
+                "create_response": True,
+                "interrupt_response": self.is_interrupting,
+            }
         always = {"create_response": True, "interrupt_response": True}
         return {"type": self.kind, "eagerness": self.eagerness, **always}
 
@@ -198,12 +215,28 @@ def _read_turn_detection(fields: Fields | None) -> TurnDetection | None:
     if detection is None:
         return MANUAL
     kind = detection.required_text("type", 64)
-    if kind not in ("server_vad", "semantic_vad"):
+    if kind == SERVER_VAD:
+        return _read_server_vad(detection)
+    if kind != SEMANTIC_VAD:
         raise invalid(detection.path("type"), "must be server_vad or semantic_vad")
     eagerness = detection.get("eagerness", str) or "auto"
-    if kind == "semantic_vad" and eagerness not in _EAGERNESS:
+    if eagerness not in _EAGERNESS:
         raise invalid(detection.path("eagerness"), f"must be one of {', '.join(_EAGERNESS)}")
-    return TurnDetection(eagerness=eagerness if kind == "semantic_vad" else "auto")
+    return TurnDetection(eagerness=eagerness)
+
+
+def _read_server_vad(detection: Fields) -> TurnDetection:
+    usual = TurnDetection()
+    threshold = detection.number("threshold", 0, 1)
+    prefix_ms = detection.integer("prefix_padding_ms", 0, _MAX_DETECTION_MS)
+    silence_ms = detection.integer("silence_duration_ms", 0, _MAX_DETECTION_MS)
+    return TurnDetection(
+        SERVER_VAD,
+        threshold=usual.threshold if threshold is None else threshold,
+        prefix_padding_ms=usual.prefix_padding_ms if prefix_ms is None else prefix_ms,
+        silence_duration_ms=usual.silence_duration_ms if silence_ms is None else silence_ms,
+        is_interrupting=detection.get("interrupt_response", bool) is not False,
+    )
 
 
 def with_history(instructions: str, items: Sequence[Item], max_bytes: int) -> str:
