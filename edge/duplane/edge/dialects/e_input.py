@@ -25,7 +25,7 @@ class InputBuffer:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._pieces: list[bytes] = []
+        self._pcm = bytearray()  # and no list: a client may send one sample at a time
         self._rate_hertz = INPUT_RATE_HERTZ
         self._stream: Resampler | None = None  # None if the rates are equal
 
@@ -36,12 +36,12 @@ class InputBuffer:
             self._rate_hertz = rate_hertz
             self._stream = resampler(rate_hertz, INPUT_RATE_HERTZ)
         self.seconds += len(pcm) / (SAMPLE_BYTES * rate_hertz)
-        self._pieces.append(self._stream.add(pcm) if self._stream else pcm)
+        self._pcm += self._stream.add(pcm) if self._stream else pcm
 
     def take(self) -> bytes:
         """Return the sound, and begin with the next one."""
         self._end()
-        sound = b"".join(self._pieces)
+        sound = bytes(self._pcm)
         self.clear()
         return sound
 
@@ -49,12 +49,12 @@ class InputBuffer:
         """Drop the sound."""
         if self._stream:
             self._stream.end()
-        self._pieces.clear()
+        self._pcm.clear()
         self.seconds = 0.0
 
     def _end(self) -> None:
         if self._stream:
-            self._pieces.append(self._stream.end())
+            self._pcm += self._stream.end()
 
 
 class UnheardSound:
