@@ -235,8 +235,9 @@ def test_the_context_is_that_of_a_model_that_has_chosen_the_same_ids(
     cache = model.llm.cache
     length = cache.length(0)
     assert length == cache.length(1)
-    assert torch.equal(cache.keys[:, 0, :, :length], cache.keys[:, 1, :, :length])
-    assert torch.equal(cache.values[:, 0, :, :length], cache.values[:, 1, :, :length])
+    for rows in (cache.keys, cache.values):
+        ours, theirs = rows[:, :2, :, :length].unbind(1)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     later = range(3 + count, 6 + count)
     assert_same_units(run(model, 0, later), run(model, 1, later))
 
@@ -298,7 +299,7 @@ def test_the_next_worker_speaks_what_was_not_spoken(
 
 @pytest.mark.slow
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     requests=st.dictionaries(
