@@ -226,6 +226,7 @@ async def test_sound_of_l_is_sent_and_heard(
     ]
 
 
+@pytest.mark.slow
 async def test_sound_of_e_is_sent_and_heard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
