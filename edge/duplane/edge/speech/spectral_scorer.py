@@ -36,6 +36,10 @@ _DECIBEL = 10 / np.log(10)
 _MIN_LEVEL_DB = -55.0  # full scale is 0 dB; nothing below this is speech
 _MAX_FIRST_FLOOR_DB = -50.0  # before the noise is known
 _MIN_FLOOR_DB = -70.0
+_SILENT_DB = -200.0
+# Windows so much below the voice are breath, or not a part of it at all; breath loses probability.
+_WEAK_DB, _RANGE_DB = 22.0, 30.0
+_WEAK_LOSS = 0.3
 _FLOOR_FALL = 0.3  # share of the way down to a quieter window
 _FLOOR_RISE_DB = 0.3  # per window without a voice: 9 dB per second
 _VOICE_RISE_DB = 0.03  # per window with a voice
@@ -85,6 +89,7 @@ class SpectralScorer:
         """Forget the last windows, but not the level of the noise."""
         self._recent: deque[float] = deque(maxlen=_RECENT_COUNT)  # probabilities
         self._bands: deque[NDArray[np.float64]] = deque(maxlen=_COMPARED_COUNT)
+        self._voice_db = _SILENT_DB  # level of the loudest of the last voiced windows
         self._loud_count = 0  # loud windows without a break, up to the last one
         self._quiet_count = 0  # quiet windows without a break, up to the last one
         self._longest_quiet = 0  # the largest of these counts since the last voiced window
@@ -104,6 +109,7 @@ class SpectralScorer:
     def _next(
         self, level_db: float, peaks_db: float, share: float, bands_db: NDArray[np.float64]
     ) -> Score:
+        number, self._number = self._number, self._number + 1
         above_db = level_db - self._floor_db
         peaked = 0.5 + (peaks_db - _PEAKS_DB) / _PEAKS_RANGE_DB
         loud = 0.5 + (above_db - _ABOVE_DB) / _ABOVE_RANGE_DB
@@ -111,8 +117,10 @@ class SpectralScorer:
         probability = 0.0
         if is_audible and share < _TONE_SHARE:
             probability = min(max(min(peaked, loud), 0.0), 1.0)
+        below_db = self._voice_db - level_db
+        if number - self._last_voiced <= _MAX_GAP and below_db > _WEAK_DB:
+            probability = max(0.0, probability - _WEAK_LOSS) if below_db <= _RANGE_DB else 0.0
         self._recent.append(probability)
-        number, self._number = self._number, self._number + 1
         if probability >= _VOICED:
             self._add_voiced(number, bands_db)
         is_speech = number - self._last_changed < _CHANGED_COUNT and self._last_changed >= 0
@@ -124,9 +132,10 @@ class SpectralScorer:
             return Score(0.0, 0, _SIZE, is_open)
         begin = max(self._begin - number, -_MAX_LOOKBACK) * _SIZE
         if since == 0:
+            self._voice_db = max(level_db, self._voice_db - 1)
             usual = sorted(self._recent)[-_VOICED_COUNT:][0]
             self._probability = max(usual, probability) if self._probability else usual
-        elif since > _EDGE_COUNT or self._loud_count < since:
+        elif since > _EDGE_COUNT or self._loud_count < since or below_db > _WEAK_DB:
             return Score(0.0, begin, _SIZE, is_open)
         return Score(self._probability, begin, _SIZE, is_open)
 
@@ -136,6 +145,7 @@ class SpectralScorer:
         if number - self._last_voiced > _MAX_GAP or is_blip:
             self._begin = number - min(self._loud_count, _EDGE_COUNT)
             self._last_changed = -1
+            self._voice_db = _SILENT_DB
             self._probability = 0.0
             self._bands.clear()
         else:  # the first window of a voice is left out: a tone may begin in the middle of it

@@ -69,12 +69,12 @@ def test_skipped_sound_is_in_no_segment() -> None:
 
 
 def test_speech_as_long_as_the_bound_ends_at_the_bound() -> None:
-    stream = segments(max_samples=16_000)
+    stream = segments(max_samples=12_000)
     sound = spoken("5000", "7200")
     found = [each for piece in pieces_of(sound, [3200]) for each in stream.feed(piece)]
     segment = found[1]
     assert isinstance(segment, Segment)
-    assert len(segment.audio) == 4 * 16_000
+    assert len(segment.audio) == 4 * 12_000
     assert sound.index(segment.audio) // 64 == pytest.approx(300, abs=100)
 
 
