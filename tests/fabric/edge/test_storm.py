@@ -14,5 +14,5 @@ async def test_witnesses_miss_nothing_in_a_storm_and_nothing_is_left(seed: str) 
     storm = await rage(seed, sent_count=1600)
     assert not storm.faults, "\n\n".join(storm.faults)
     assert storm.sent_count >= 1600
-    assert len(storm.answers) == 6
+    assert set(storm.answers) == {"A", "B", "B chat", "C", "D", "E", "H", "L"}
     assert all(storm.attacks[kind] for kind in ("frames", "handshake", "request"))
