@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
+FOLDERS = ("proto", "edge", "scheduler", "worker", "tools", "clients/python")
 # Packages in tools/ that the wheel does not have.
 OUTSIDE = ("pages", "training")
 
@@ -30,6 +30,7 @@ FORBIDDEN = {
         "duplane.tools",
         "torch",
     ),
+    "duplane.client": ("duplane.fabric", "duplane.edge", "duplane.tools", "numpy", "orjson"),
     "duplane.edge": ("duplane.scheduler", "duplane.worker", "duplane.tools", "torch"),
     "duplane.edge.payload": (*_IO, "duplane.edge.dialects", "duplane.edge.session"),
     "duplane.edge.dialects": (*_IO, "duplane.edge.session", "duplane.edge.transport"),

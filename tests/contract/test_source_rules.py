@@ -13,7 +13,7 @@ from support.paths import ROOT
 # A file above the first number is worth a look: is it still one idea? Above the second it fails.
 MANY_LINES = 400
 MAX_LINES = 600
-FOLDERS = ("edge", "proto", "scheduler", "tests", "tools", "worker")
+FOLDERS = ("clients", "edge", "proto", "scheduler", "tests", "tools", "worker")
 SUPPRESSION = re.compile(
     r"# (?:noqa(?:: [A-Z0-9, ]+)?|fmt: (?:skip|off)|(?:pyright|type): ignore(?:\[[\w, -]+\])?)"
 )

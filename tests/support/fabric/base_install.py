@@ -13,9 +13,21 @@ from pathlib import Path
 
 from support.paths import ROOT
 
+CLIENT = ROOT / "clients/python"
+
 
 def install_base(folder: Path) -> Path:
-    """Build the wheel and install it without extras; return the folder of its programs.
+    """Build the wheel and install it without extras; return the folder of its programs."""
+    return _install("duplane", ROOT, folder)
+
+
+def install_client(folder: Path) -> Path:
+    """Do the same with the client for Python."""
+    return _install("duplane-client", CLIENT, folder)
+
+
+def _install(name: str, source: Path, folder: Path) -> Path:
+    """Build the wheel of `source` and install it; return the folder of its programs.
 
     The packages that the wheel requires are links to those of this environment, so nothing is
     downloaded.
@@ -24,14 +36,14 @@ def install_base(folder: Path) -> Path:
     venv.create(environment, symlinks=True)
     programs = environment / "bin"
     wheels = folder / "wheels"
-    _run("-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels))
+    _run("-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels), cwd=source)
     (wheel,) = wheels.iterdir()
     target = ("--python", str(programs / "python"))
     _run("-m", "pip", *target, "install", "--quiet", "--no-deps", "--no-index", str(wheel))
     (packages,) = environment.glob("lib/python*/site-packages")
-    (built,) = importlib.metadata.distributions(name="duplane", path=[str(packages)])
-    for name in required(built.requires or ()):
-        _link(importlib.metadata.distribution(name), packages)
+    (built,) = importlib.metadata.distributions(name=name, path=[str(packages)])
+    for needed in required(built.requires or ()):
+        _link(importlib.metadata.distribution(needed), packages)
     return programs
 
 
@@ -68,5 +80,5 @@ def _files(package: importlib.metadata.Distribution) -> Iterator[str]:
     return (str(file) for file in package.files or () if ".." not in file.parts)
 
 
-def _run(*arguments: str) -> None:
-    subprocess.run((sys.executable, *arguments), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+def _run(*arguments: str, cwd: Path = ROOT) -> None:
+    subprocess.run((sys.executable, *arguments), cwd=cwd, check=True, stdout=subprocess.DEVNULL)
