@@ -19,6 +19,8 @@ from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Dialect, Phase
+from duplane.edge.dialects.e import DialectE
+from duplane.edge.dialects.e_chat import DialectEChat
 from duplane.edge.dialects.h import DialectH
 from duplane.edge.dialects.l import DialectL
 from duplane.edge.identity import Identity
@@ -136,7 +138,11 @@ async def test_a_message_can_be_decoded_in_a_thread_while_its_session_ends() -> 
 
 
 @pytest.mark.parametrize(
-    "kind", [DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectH, DialectL]
+    "kind",
+    [
+        *(DialectA, DialectB, DialectBChat, DialectC, DialectD, DialectE, DialectEChat),
+        *(DialectH, DialectL),
+    ],
 )
 def test_what_is_legal_while_a_conversation_opens_is_legal_once_it_is_open(
     kind: type[Dialect],
