@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from duplane.edge.clock import Moment
-from duplane.edge.close import CloseReason
+from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import Append, Command, Dropped, Tag
 from duplane.edge.dialects.dialect import (
     ALIVE,
@@ -195,6 +195,11 @@ class DialectE(RealtimeDialect, DuplexDialect):
         elif not is_speech:
             events += conversation.end_response(TURN_DETECTED)
         return events
+
+    def ended(self, close: Close, now: Moment) -> list[bytes]:
+        """Render the end of the session. It hears nothing more."""
+        self._detector = None  # soxr reports its streams that a process has at its end
+        return super().ended(close, now)
 
     def failed(
         self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None
