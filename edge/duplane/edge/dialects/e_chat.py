@@ -10,6 +10,7 @@ for a response when they connect. If there is no question and no instruction for
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -72,6 +73,7 @@ _MAX_TOKEN_COUNT, _MAX_GREETING_TOKEN_COUNT = 2048, 256
 # What a turn of chat has in dialect D.
 _TEMPERATURE, _TOP_P, _LENGTH_PENALTY = 0.7, 0.8, 1.0
 _REFERENCE = "item_reference"
+_ONE_MESSAGE = re.compile(r"messages\[")  # begins an error about one message
 _ENDS: Mapping[int, End] = {
     session_pb2.FINISH_REASON_LENGTH: FULL,
     session_pb2.FINISH_REASON_CONTEXT_FULL: End(
@@ -310,11 +312,15 @@ class DialectEChat(RealtimeDialect, ChatDialect):
         """Render the end of a response."""
         del now
         self._conversation.usage.add(done.token_counts)
+        if done.reason == session_pb2.FINISH_REASON_CONTEXT_FULL:
+            self._history.halve()
         return self._conversation.end_response(_ENDS.get(done.reason, COMPLETED))
 
     def refused(self, code: ErrorCode, message: str, now: Moment) -> list[bytes]:
         """Render the end of a response that has failed. An `error` event would end some clients."""
         del now
+        if code is ErrorCode.INVALID_PAYLOAD and not _ONE_MESSAGE.match(message):
+            self._history.halve()  # the model has no room for all messages
         return self._conversation.end_response(
             End(Status.FAILED, error=named_error(ERRORS[code], message))
         )

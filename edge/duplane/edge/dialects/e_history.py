@@ -36,7 +36,7 @@ class History:
         self._items = items
         self._limits = limits
         self._media: dict[str, Media] = {}  # by the id of the item
-        self._dropped: set[str] = set()  # ids of items whose media were dropped
+        self._dropped: set[str] = set()  # ids of items that the model does not read any more
 
     @property
     def media_bytes(self) -> int:
@@ -63,6 +63,20 @@ class History:
         """Drop the media of an item that is deleted."""
         self._media.pop(item_id, None)
         self._dropped.discard(item_id)
+
+    def halve(self) -> None:
+        """Let the model read only the newer half of what it reads now: its context is full."""
+        ids: list[str] = []
+        for item in self._items:
+            if item.id in self._dropped:
+                ids.clear()
+            elif self._parts(item):
+                ids.append(item.id)
+        older = ids[: len(ids) // 2]
+        for item_id in older:
+            self._media.pop(item_id, None)
+        self._dropped.intersection_update(item.id for item in self._items)
+        self._dropped.update(older)
 
     def messages(self, instructions: str) -> list[session_pb2.ChatMessage]:
         """Return the messages of a turn: instructions, and the newest items within the bounds."""

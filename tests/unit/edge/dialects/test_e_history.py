@@ -102,6 +102,30 @@ def test_oldest_messages_are_left_out_above_the_bounds_of_a_request() -> None:
         assert said(history) == [(USER, ["ask2"]), (ASSISTANT, ["say2"])]
 
 
+def test_older_half_is_dropped_if_the_context_is_full() -> None:
+    items = ItemTable()
+    history = History(items, Limits())
+    for number in range(4):
+        items.add(sound(f"q{number}"))
+        history.keep(f"q{number}", (bytes([number]) * 4,))
+        items.add(text(f"a{number}", "assistant", f"answer {number}"))
+    history.halve()
+    assert said(history) == [
+        (USER, [b"\2" * 4]),
+        (ASSISTANT, ["answer 2"]),
+        (USER, [b"\3" * 4]),
+        (ASSISTANT, ["answer 3"]),
+    ]
+    assert history.media_bytes == 8
+    history.halve()
+    assert said(history) == [(USER, [b"\3" * 4]), (ASSISTANT, ["answer 3"])]
+    for _ in range(3):
+        history.halve()
+    assert said(history) == []
+    items.add(text("q4", "user", "again"))
+    assert said(history) == [(USER, ["again"])]
+
+
 def test_deleted_item_is_forgotten_with_its_media() -> None:
     items = ItemTable()
     history = History(items, Limits())
@@ -130,7 +154,7 @@ def test_given_items_are_read_instead_of_those_in_the_table() -> None:
     steps=st.lists(
         st.tuples(
             st.integers(0, 6),
-            st.sampled_from(["user", "assistant", "delete"]),
+            st.sampled_from(["user", "assistant", "delete", "halve"]),
             st.integers(0, 12),
             st.sampled_from([None, "root", "0", "3"]),
         ),
@@ -146,6 +170,8 @@ def test_bounds_hold_after_any_steps(steps: list[tuple[int, str, int, str | None
         if role == "delete":
             items.remove(item_id)
             history.forget(item_id)
+        elif role == "halve":
+            history.halve()
         elif role == "user":
             items.add(sound(item_id), after)
             history.keep(item_id, (bytes(size),))
