@@ -32,6 +32,7 @@ _PEAK_SIZES = np.diff(_PEAK_BANDS)
 _AROUND = np.arange(-2, 3)  # bins of one peak
 _TINY = 1e-13
 _DECIBEL = 10 / np.log(10)
+_PEAK_SCALE = _DECIBEL / (len(_PEAK_BANDS) - 1)
 
 _MIN_LEVEL_DB = -55.0  # full scale is 0 dB; nothing below this is speech
 _MAX_FIRST_FLOOR_DB = -50.0  # before the noise is known
@@ -180,15 +181,18 @@ class SpectralScorer:
 
 
 def _measure(windows: Windows) -> _Measures:
-    spectrum = np.fft.rfft(windows * _WEIGHTS, axis=1)[:, _FIRST_BIN:_END_BIN]
-    power = (spectrum.real**2 + spectrum.imag**2) * _SCALE
-    total = power.sum(axis=1) + _TINY
-    peak_bands = np.add.reduceat(power, _PEAK_BANDS, axis=1)[:, :-1] / _PEAK_SIZES
-    logs = np.add.reduceat(np.log(power + _TINY), _PEAK_BANDS, axis=1)[:, :-1] / _PEAK_SIZES
-    peaks_db = _DECIBEL * (np.log(peak_bands + _TINY) - logs).mean(axis=1)
-    highest = power.argmax(axis=1)[:, None] + _AROUND
-    np.clip(highest, 0, power.shape[1] - 1, out=highest)
-    share = np.take_along_axis(power, highest, axis=1).sum(axis=1) / total
-    bands = np.log(np.add.reduceat(power, _BANDS, axis=1) + 1e-9) * _DECIBEL
+    # The functions of numpy that are written in Python are left out: most of the time of a single
+    # window is the time of the calls.
+    spectrum = np.fft.rfft(windows * _WEIGHTS)[:, _FIRST_BIN:_END_BIN]
+    real, imaginary = spectrum.real, spectrum.imag
+    power = (real * real + imaginary * imaginary) * _SCALE
+    total = np.add.reduce(power, 1) + _TINY
+    peak_bands = np.add.reduceat(power, _PEAK_BANDS, 1)[:, :-1] / _PEAK_SIZES
+    logs = np.add.reduceat(np.log(power + _TINY), _PEAK_BANDS, 1)[:, :-1] / _PEAK_SIZES
+    peaks_db = np.add.reduce(np.log(peak_bands + _TINY) - logs, 1) * _PEAK_SCALE
+    highest = power.argmax(1)[:, None] + _AROUND
+    highest = np.minimum(np.maximum(highest, 0), power.shape[1] - 1)
+    share = np.add.reduce(power[np.arange(len(power))[:, None], highest], 1) / total
+    bands = np.log(np.add.reduceat(power, _BANDS, 1) + 1e-9) * _DECIBEL
     level_db = _DECIBEL * np.log(total)
     return _Measures(level_db.tolist(), peaks_db.tolist(), share.tolist(), bands)
