@@ -169,7 +169,8 @@ class Limits:
     # Bounds for clients that read more slowly than the model speaks.
     answer_bytes: NonNegativeInt = 32 * 1024 * 1024
     """Maximum number of bytes of a chat answer that is not streamed. A longer answer ends the turn
-    with `inference_error`."""
+    with `inference_error`. Also the maximum number of bytes of a stream of /v1/chat/completions
+    that the client has not read: if there are more, the connection is cut."""
     outbox_bytes: NonNegativeInt = 4 * 1024 * 1024
     """Maximum number of bytes of events that a client has not read. If there are more, the
     connection closes with 1008."""

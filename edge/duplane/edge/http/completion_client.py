@@ -28,7 +28,8 @@ class CompletionClient:
 
     The handler of the request sends `answer`. If the answer is a stream, `serve` writes `stream`
     instead: it begins with the first event, and events wait in an outbox while the connection has
-    no room. A client that does not read is cut.
+    no room. A client that does not read is cut. For one that reads more slowly than the model
+    speaks, the outbox may hold as much as an answer that is not streamed.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class CompletionClient:
         self._body = body
         self._dialect = dialect
         self._send_s = limits.send_s
-        self._outbox = Outbox(limits.outbox_bytes)
+        self._outbox = Outbox(limits.answer_bytes)
         self._news = asyncio.Event()  # events wait in the outbox
         self._is_sent = asyncio.Event()  # set while no event waits
         self._is_sent.set()
@@ -82,16 +83,21 @@ class CompletionClient:
             self._news.set()
 
     async def close(self, close: Close, code: int) -> None:
-        """End the stream after its last event; cut the connection if the client does not read."""
+        """End the stream after its last event; cut the connection if the client does not read.
+
+        The rest of a whole answer has no time limit while the client reads it: `WriteTimeout` cuts
+        the connection of one that reads almost nothing.
+        """
         del code
         if close.reason in NOT_READ:
             self._cut()
             return
+        is_answered = close.reason is CloseReason.ANSWERED
         try:
-            async with asyncio.timeout(self._send_s):
+            async with asyncio.timeout(None if is_answered else self._send_s):
                 await self._is_sent.wait()
                 if self.stream and not self._is_lost:
-                    if close.reason is CloseReason.ANSWERED:
+                    if is_answered:
                         await self._write(_LAST)
                     await self.stream.write_eof()
         except (TimeoutError, ConnectionError):

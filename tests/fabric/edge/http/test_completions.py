@@ -469,7 +469,7 @@ async def test_stream_that_is_not_read_ends_and_frees_its_slot(
         delta = session_pb2.ChatDelta(text="x", audio=sound)
         return [session_pb2.ChatResponse(delta=delta)] * 40
 
-    async with live_edge(replace(QUICK, outbox_bytes=1_000_000)) as edge:
+    async with live_edge(replace(QUICK, answer_bytes=1_000_000)) as edge:
         edge.fabric.on_turn = speak
         async with RawClient(edge.edge.address) as client:
             await client.send(request_bytes({**ASK, **STREAM, **SPOKEN}))
@@ -490,7 +490,7 @@ async def test_stream_has_no_time_limit_as_a_whole(monkeypatch: pytest.MonkeyPat
         return [*[session_pb2.ChatResponse(delta=minute)] * 6, answered(request)[-1]]
 
     async with (
-        live_edge(Limits(outbox_bytes=10**9)) as edge,
+        live_edge(Limits(answer_bytes=10**9)) as edge,
         RawClient(edge.edge.address, is_slow=False) as client,
     ):
         edge.fabric.on_turn = speak
