@@ -52,7 +52,7 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/v1/live/sessions"): (C, Scope.READ),
     ("GET", "/openai/v1/live/sessions"): (C, Scope.READ),
     ("GET", "/v1/models"): (C, Scope.READ),
-    ("GET", "/v1/models/{model}"): (C, Scope.READ),
+    ("GET", "/v1/models/{model:.+}"): (C, Scope.READ),
     ("GET", "/openai/v1/realtime"): (C, Scope.READ),
     ("GET", "/realtime"): (C, Scope.READ),
     ("POST", "/api/chat"): (C, Scope.READ),
@@ -123,8 +123,8 @@ async def status(
     method: str = "",
 ) -> int:
     """Send a request to a route; return the status."""
-    path = route.path.replace("{asset:.*}", "x")
-    for part in ("ticket", "mode", "preset", "session_id", "session", "voice", "app", "model"):
+    path = route.path.replace("{asset:.*}", "x").replace("{model:.+}", "x")
+    for part in ("ticket", "mode", "preset", "session_id", "session", "voice", "app"):
         path = path.replace(f"{{{part}}}", "x")
     body: dict[str, Any] = {}
     if route.takes_form:

@@ -35,7 +35,8 @@ class ModelRoutes:
         """Return the routes."""
         return [
             HttpRoute("GET", PATH, self._list, Level.CLIENT),
-            HttpRoute("GET", f"{PATH}/{{model}}", self._one, Level.CLIENT),
+            # Many clients do not encode a slash in the name.
+            HttpRoute("GET", f"{PATH}/{{model:.+}}", self._one, Level.CLIENT),
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
