@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import pybase64
+
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.dialects.actions import Turn
 from duplane.edge.dialects.chat_request import ROLES, MediaBudget, read_messages, read_sound
 from duplane.edge.payload.fields import Fields, invalid
-from duplane.edge.payload.media import WAV_IN_BASE64
 from duplane.edge.payload.pictures import decode_data_uri
 from duplane.edge.settings import Limits
+from duplane.fabric.audio import WAV_HEAD
 from duplane.fabric.bounds import CHAT_CONFIG
 from duplane.fabric.settings import MAX_LABEL_LENGTH
 from duplane.fabric.v1 import session_pb2
@@ -48,9 +50,10 @@ _ROLES: Mapping[str, session_pb2.ChatRole] = {
     "developer": session_pb2.CHAT_ROLE_SYSTEM,
 }
 _TEXT, _AUDIO = "text", "audio"
-_SEED_LIMIT = 2**63 - 1
+_MAX_SEED = 2**63 - 1
 _DEFAULT_TEMPERATURE, _DEFAULT_TOP_P = 0.7, 0.8  # those of dialect D
 _DEFAULT_TOKEN_COUNT = 2048
+_WAV_HEAD_CHARACTERS = 16  # the base64 of the 12 bytes that mark a WAV file
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def _read_config(event: Fields, request: session_pb2.ChatRequest, limits: Limits
         if value is not None:
             setattr(config, name, value)
             paths[f"config.{name}"] = name
-    seed = event.integer("seed", -_SEED_LIMIT, _SEED_LIMIT)
+    seed = event.integer("seed", 0, _MAX_SEED)
     if seed is not None:
         request.seed = seed
     return paths
@@ -157,9 +160,17 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
             if audio.required_text("format", limits.text_bytes) != WAV:
                 raise invalid(audio.path("format"), f"must be {WAV}")
             path = audio.path("data")
-            if not audio.get("data", str, required=True).startswith(WAV_IN_BASE64):
+            if not _is_wav(audio.get("data", str, required=True)):
                 raise invalid(path, "is not a WAV file")
             sound = budget.spend(read_sound(audio, limits, budget), path)
             return session_pb2.ChatPart(audio=sound)
         case _:
             raise invalid(part.path("type"), "must be one of text, image_url, input_audio")
+
+
+def _is_wav(encoded: str) -> bool:
+    try:
+        head = pybase64.b64decode(encoded[:_WAV_HEAD_CHARACTERS], validate=True)
+    except ValueError:
+        return False
+    return WAV_HEAD.match(head) is not None

@@ -81,10 +81,10 @@ def test_parts_are_read_in_order() -> None:
 
 
 def test_settings_become_those_of_the_contract() -> None:
-    turn = ask(model="m", max_tokens=7, temperature=0, top_p=0.5, seed=-3, stream=True)
+    turn = ask(model="m", max_tokens=7, temperature=0, top_p=0.5, seed=3, stream=True)
     config = turn.request.config
     assert (config.max_new_token_count, config.temperature, config.top_p) == (7, 0.0, 0.5)
-    assert (turn.request.seed, turn.model, turn.is_streaming) == (-3, "m", True)
+    assert (turn.request.seed, turn.model, turn.is_streaming) == (3, "m", True)
     assert ask(max_tokens=7, max_completion_tokens=8).request.config.max_new_token_count == 8
     assert ask().request.config.max_new_token_count == 2048
     assert not ask().request.HasField("seed")
@@ -191,6 +191,8 @@ def sound(data: str, form: str = "wav") -> dict[str, Any]:
         (sound(encoded(wav(160)), "mp3"), "input_audio.format"),
         (sound(encoded(pcm(160))), "input_audio.data"),
         (sound("UklGR!"), "input_audio.data"),
+        (sound(encoded(b"RIFF")), "input_audio.data"),
+        (sound(encoded(b"RIFF\x40\0\0\0AVI " + bytes(64))), "input_audio.data"),
         ({"type": "file", "file": {"file_id": "x"}}, "type"),
         ({"text": "x"}, "type"),
     ],
@@ -219,6 +221,7 @@ def test_part_that_cannot_be_used_is_refused(part: dict[str, Any], path: str) ->
         ({"top_p": -0.1}, "top_p"),
         ({"seed": "x"}, "seed"),
         ({"seed": 2**63}, "seed"),
+        ({"seed": -1}, "seed"),
         ({"stream_options": 1}, "stream_options"),
     ],
     ids=lambda value: str(value)[:40],
