@@ -177,3 +177,14 @@ async def test_upgrade_that_is_refused_with_bytes_that_are_no_text_is_told(
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"not UTF-8" in answer
     assert not caplog.records
+
+
+async def test_key_of_a_websocket_that_is_not_ascii_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with live_edge() as edge, RawClient(edge.edge.address) as client:
+        await client.send(upgrade("/v1/realtime").replace(b"==\r\n", b"==\xe9\r\n"))
+        answer = await client.read_all()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"Sec-WebSocket-Key" in answer
+    assert not caplog.records

@@ -76,6 +76,8 @@ class WebSocket:
             await self._response.prepare(self._request)
         except UnicodeEncodeError:  # from the text of aiohttp's refusal, which quotes a header
             raise web.HTTPBadRequest(text="the request has a header that is not UTF-8") from None
+        except ValueError:  # aiohttp refuses other keys that are no base64
+            raise web.HTTPBadRequest(text="Sec-WebSocket-Key is not ASCII") from None
         pinging = asyncio.create_task(self._keep_alive())
         try:
             yield self._response
