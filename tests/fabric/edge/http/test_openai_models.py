@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -98,17 +99,21 @@ async def test_name_that_none_of_several_models_has_is_refused_with_the_names() 
             }
 
 
+APPEND = json.dumps({"type": "input_audio_buffer.append", "audio": "AAAA" * 16_000})
+
+
 @pytest.mark.parametrize(
-    "path",
+    ("path", "opening"),
     [
-        "/v1/realtime?mode=audio&model=gpt-4o",
-        "/v1/realtime?model=gpt-4o",
-        "/openai/v1/realtime?model=gpt-4o",
-        "/v1/live/sessions?model=gpt-4o",
-        "/ws/duplex/adx_1?model=gpt-4o",
+        ("/v1/realtime?mode=audio&model=gpt-4o", []),
+        ("/v1/realtime?model=gpt-4o", [APPEND]),  # E asks for a slot when it has sound
+        ("/openai/v1/realtime?model=gpt-4o", [APPEND]),
+        ("/v1/live/sessions?model=gpt-4o", []),
+        ("/ws/duplex/adx_1?model=gpt-4o", []),
     ],
+    ids=["A", "E", "E-path", "L", "C"],
 )
-async def test_the_rule_is_the_same_for_every_dialect(path: str) -> None:
+async def test_the_rule_is_the_same_for_every_dialect(path: str, opening: list[str]) -> None:
     async with (
         client_of({"w1": {"model": "a"}, "w2": {"model": "b"}}) as client,
         connect(
@@ -119,6 +124,8 @@ async def test_the_rule_is_the_same_for_every_dialect(path: str) -> None:
         ) as socket,
     ):
         told: list[str] = []
+        for event in opening:
+            await socket.send(event)
         with contextlib.suppress(ConnectionClosed):
             async with asyncio.timeout(WITHIN_S):
                 async for event in socket:
