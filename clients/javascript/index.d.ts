@@ -1,0 +1,130 @@
+/** The rate of the sound that the server gets, in Hz. */
+export const INPUT_RATE: 16000;
+/** The rate of the sound that the server sends, in Hz. */
+export const OUTPUT_RATE: 24000;
+
+/** A place in the queue for a slot, from 1. `estimatedWaitS` is null if it is unknown. */
+export interface QueuePlace {
+  position: number;
+  queueLength: number;
+  estimatedWaitS: number | null;
+  ticketId: string;
+}
+
+/**
+ * What the model does in one unit, or in B a part of it: text, audio and the end of a turn. The
+ * parts of a unit have the same `index`. `audio` is float32 at 24 kHz. If `interrupted`, drop what
+ * is not played yet. `droppedUnits` counts units of input that the model never got.
+ */
+export interface Output {
+  index: number;
+  speaks: boolean;
+  text: string;
+  audio: Float32Array;
+  endOfTurn: boolean;
+  interrupted: boolean;
+  droppedUnits: number;
+  contextTokens: number;
+  listenProbability: number | null;
+  turnId: string | null;
+}
+
+/** An event of the protocol, as the server sent it. */
+export type Event = { type: string; [field: string]: unknown };
+
+export interface SessionOptions {
+  /** Default: "B". */
+  dialect?: "A" | "B";
+  /** Default: "audio". */
+  mode?: "audio" | "video";
+  instructions?: string;
+  /** A WAV file with the voice to speak with. */
+  voice?: Uint8Array;
+  /** Settings of the model, such as `length_penalty`. */
+  options?: Record<string, unknown>;
+  model?: string;
+  /** An API key or a token. In a page: an ephemeral token, never an API key. */
+  key?: string;
+  /** How sound is sent. Default: "int16"; float32 needs twice the bytes. */
+  uplink?: "int16" | "float32";
+  /** How often `connect` tries. Default: 5. */
+  attempts?: number;
+  /** The first wait between two attempts, in seconds. Default: 1. */
+  retryBaseS?: number;
+  /** How long one attempt waits for a slot. Default: 600. */
+  queueTimeoutS?: number;
+  onQueue?: (place: QueuePlace) => void;
+  /** Gets refused inputs. Without it the iteration throws them; the session goes on. */
+  onError?: (error: InputError) => void;
+  /** Gets each event of the server. */
+  onEvent?: (event: Event) => void;
+  /** A constructor like that of browsers, where there is no global one. */
+  WebSocket?: new (url: string, protocols: string[]) => unknown;
+}
+
+/**
+ * One conversation over one WebSocket. `connect`, send sound, and iterate over the outputs.
+ *
+ * `connect` tries again while nothing is lost by it: until the conversation has begun. A
+ * conversation that breaks later is lost, and the iteration throws: begin a new session.
+ */
+export class DuplexSession implements AsyncIterable<Output> {
+  /** `url` is `ws://HOST:PORT` or `wss://HOST`. */
+  constructor(url: string, options?: SessionOptions);
+  /** The event `session.created`; null before it. */
+  readonly created: Event | null;
+  /** How the session ended, if it ended in order. */
+  readonly end: { reason: string } | null;
+  /** Calls of `send` whose sound was dropped because the network takes nothing more. */
+  readonly droppedSends: number;
+  /** Wait for a slot and begin the conversation. Rejects with a DuplexError. */
+  connect(options?: { signal?: AbortSignal }): Promise<this>;
+  /**
+   * Send mono sound of 8 to 192 kHz (default: 16 kHz), and pictures, which are files. Returns
+   * false if nothing was sent.
+   */
+  send(
+    sound: Int16Array | Float32Array,
+    options?: { rate?: number; pictures?: Uint8Array[] },
+  ): boolean;
+  /** Stop the model: the next sound makes it listen, and the rest of its turn is dropped. */
+  interrupt(): void;
+  /** Drop sound instead of sending it. */
+  pause(): void;
+  resume(): void;
+  /** End the session, or leave the queue. */
+  close(reason?: string): Promise<void>;
+  [Symbol.asyncIterator](): AsyncIterator<Output>;
+}
+
+export interface ErrorDetails {
+  code?: string;
+  closeCode?: number;
+}
+
+/** A session failed. `code` is the server's word for the reason, or empty. */
+export class DuplexError extends Error {
+  constructor(detail: string, details?: ErrorDetails);
+  /** The message without the code. */
+  readonly detail: string;
+  readonly code: string;
+  readonly closeCode: number | null;
+  /** Whether a new session may succeed with the same arguments. */
+  readonly canRetry: boolean;
+}
+/** The server refuses settings, or one input; in the second case the session goes on. */
+export class InputError extends DuplexError {}
+/** The server refuses this client: its credential, its mode, a message, or slow reading. */
+export class RefusedError extends DuplexError {}
+/** The server has no room now. */
+export class BusyError extends DuplexError {}
+/** The server or the model failed or shuts down. The conversation is lost. */
+export class ServerError extends DuplexError {}
+/**
+ * There is no connection to the server, or it broke. A refused upgrade looks the same: WebSockets do
+ * not show its status.
+ */
+export class ConnectionLostError extends DuplexError {}
+
+/** Return how long to wait before attempt `attempt + 1`, or null if it is of no use. */
+export function retryWaitS(error: DuplexError, attempt: number, baseS?: number): number | null;
