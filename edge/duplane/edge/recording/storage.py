@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -138,7 +139,10 @@ def delete_recording(directory: Path) -> None:
     """
     renamed = directory.with_name(f"{_DELETED}{directory.name}")
     directory.rename(renamed)
-    shutil.rmtree(renamed)
+    while renamed.exists():
+        # A recorder that begins deletes left-overs: it may delete a file of this directory first.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(renamed)
 
 
 def delete_leftovers(root: Path) -> None:

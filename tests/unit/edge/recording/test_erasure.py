@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def test_nothing_of_a_running_recording_is_left_or_written_again(tmp_path: Path)
     session.up(APPEND)
     session.down(b'{"type":"said later"}')
     session.end()
+    assert not list(tmp_path.iterdir())
+
+
+def test_recording_is_deleted_while_a_recorder_deletes_left_overs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(tmp_path, "sess_1")
+    unlink = os.unlink
+
+    def unlink_what_is_deleted_already(path: str, *, dir_fd: int | None = None) -> None:
+        monkeypatch.setattr(os, "unlink", unlink)
+        unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink_what_is_deleted_already)
+    assert erase_recording(tmp_path, "sess_1")
     assert not list(tmp_path.iterdir())
 
 
