@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
@@ -21,12 +22,13 @@ from duplane.client import (
     DuplexError,
     DuplexSession,
     InputError,
+    QueuePlace,
     RefusedError,
     ServerError,
     retry_wait_s,
 )
 from duplane.client.errors import error_of_close, error_of_status
-from duplane.client.events import Event
+from duplane.client.events import Event, queue_place
 from duplane.edge.payload.media import decode_audio
 from duplane.fabric.audio import samples_from_pcm
 
@@ -159,10 +161,12 @@ async def test_refused_settings_are_an_error_of_the_input() -> None:
 async def test_broken_conversation_is_an_error_and_is_not_begun_again() -> None:
     async def vanish(socket: ServerConnection) -> None:
         await begin(socket)
+        await told(socket)
         socket.transport.abort()
 
     async with served(vanish) as server:
         session = await DuplexSession(server.url).connect()
+        assert await session.send(bytes(640)) is True
         with pytest.raises(ConnectionLostError):
             await anext(session)
         assert await session.send(bytes(640)) is False
@@ -171,10 +175,11 @@ async def test_broken_conversation_is_an_error_and_is_not_begun_again() -> None:
 
 
 async def test_nobody_listens_at_the_address() -> None:
-    async with served(talk) as server:
-        url = server.url
-    with pytest.raises(ConnectionLostError, match="no connection"):
-        await DuplexSession(url, attempts=2, retry_base_s=0.001).connect()
+    with socket.socket() as deaf:  # bound, so that no other server gets the port
+        deaf.bind(("127.0.0.1", 0))
+        url = f"ws://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(ConnectionLostError, match="no connection"):
+            await DuplexSession(url, attempts=2, retry_base_s=0.001).connect()
 
 
 async def test_client_gives_up_its_place_after_the_time_limit() -> None:
@@ -182,17 +187,16 @@ async def test_client_gives_up_its_place_after_the_time_limit() -> None:
         await tell(socket, type="session.queued", position=1, estimated_wait_s=0, queue_length=1)
         await socket.wait_closed()
 
-    places: list[float | None] = []
     async with served(let_wait) as server:
-        session = DuplexSession(
-            server.url,
-            attempts=1,
-            queue_timeout_s=0.2,
-            on_queue=lambda place: places.append(place.estimated_wait_s),
-        )
+        session = DuplexSession(server.url, attempts=1, queue_timeout_s=0.1)
         with pytest.raises(BusyError, match="no slot within"):
             await session.connect()
-        assert places == [None]
+
+
+def test_wait_that_nobody_knows_is_none() -> None:
+    event = {"type": "session.queued", "position": 1, "estimated_wait_s": 0, "queue_length": 2}
+    assert queue_place(event) == QueuePlace(1, 2, None)
+    assert queue_place(event | {"estimated_wait_s": 7.5}).estimated_wait_s == 7.5
 
 
 async def test_interruption_makes_the_model_listen_and_drops_the_rest_of_the_turn() -> None:
