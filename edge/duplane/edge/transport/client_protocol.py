@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -28,6 +29,7 @@ from duplane.fabric.addresses import is_loopback
 MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer head is refused
 
 _QUEUE_BYTES = 256 * 1024  # larger than aiohttp's queue of complete messages
+_UNSENT_BYTES = 128 * 1024  # of a stream, in the kernel
 _HEAD_END = b"\r\n\r\n"
 _HTTP_2_PREFACE = b"PRI "  # refused: aiohttp would wait for more bytes
 _DETAILS = {HTTPStatus.INTERNAL_SERVER_ERROR: "internal error"}
@@ -129,9 +131,14 @@ class ClientProtocol(web.RequestHandler):
     def become_stream(self) -> None:
         """Begin an answer that is written while it is made, and so has no time limit as a whole.
 
-        A client that reads nothing, or almost nothing, is cut all the same.
+        A client that reads nothing, or almost nothing, is cut all the same. The kernel may hold
+        only little that is not sent. If it held 4 MiB, it would say only after a third of them that
+        it has room, and a client that plays speech while it reads would seem to read nothing.
         """
         self._is_stream = True
+        connection: socket.socket = self.socket.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # the client may be gone
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
     def become_websocket(
         self, max_message_bytes: int, on_writable: Callable[[], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import read_events, read_meta, recordings
 from duplane.edge.settings import Limits
+from duplane.edge.transport.client_protocol import ClientProtocol
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, model_pb2, session_pb2
 
@@ -504,3 +506,26 @@ async def test_stream_has_no_time_limit_as_a_whole(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0.02)
         assert asyncio.get_running_loop().time() - begin_s > 2 * http_s
         assert len(told) > 6 * 60 * 48_000 * 4 / 3
+
+
+async def test_kernel_keeps_little_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it seldom says that it has room, and a client that reads slowly seems not to read."""
+    protocols: list[ClientProtocol] = []
+    become_stream = ClientProtocol.become_stream
+
+    def noted(protocol: ClientProtocol) -> None:
+        become_stream(protocol)
+        protocols.append(protocol)
+
+    monkeypatch.setattr(ClientProtocol, "become_stream", noted)
+    async with live_edge() as edge:
+        edge.fabric.is_automatic = False
+        async with RawClient(edge.edge.address) as client:
+            await client.send(request_bytes({**ASK, **STREAM}))
+            (await edge.fabric.acquisition()).grant()
+            turn = await edge.fabric.turn()
+            turn.say(*edge.fabric.on_turn(turn.request)[:2])
+            await client.read_until(b"Hello")
+            connection: socket.socket = protocols[0].socket.get_extra_info("socket")
+            unsent_bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    assert 0 < unsent_bytes <= 256 * 1024
