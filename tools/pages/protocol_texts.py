@@ -13,7 +13,7 @@ HEAD = """\
 
 `make protocols` generates this page from the tables of the edge and from `tests/specifications`,
 which lists each event and field; a test keeps it up to date. The examples are events that the
-dialects rendered, with long texts cut (`…`). The protocols A to D are those of
+dialects rendered, with long texts cut (`…`). The protocols A to D and H are those of
 [MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation; E and L are
 OpenAI's Realtime and Live protocols, as the types of
 [openai-python](https://github.com/openai/openai-python) describe them.
@@ -24,13 +24,13 @@ one page each: [realtime_client.py](../tools/examples/realtime_client.py) in Pyt
 L). Chat completions over HTTP, which recordings and metrics call dialect O, have
 [a page of their own](../docs/completions.md).
 
-Every event is one WebSocket text message: a JSON object in UTF-8. Clients of A to D send audio as
-base64 of float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz,
-whatever the rates of the model are. Clients of E and L choose int16 samples or G.711. A client may
-send audio in pieces of any length. The model chooses the duration of a unit; a unit of MiniCPM-o is
-one second (16000 samples), and every unit of its speech has at least one second of audio, except
-the last unit of a turn, which may be shorter or empty. Pictures are JPEG, PNG, WEBP, GIF (the first
-frame) or BMP files. `null` counts as absent.
+Every event is one WebSocket text message: a JSON object in UTF-8. Clients of A to D and H send
+audio as base64 of float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32
+at 24 kHz, whatever the rates of the model are. Clients of E and L choose int16 samples or G.711. A
+client may send audio in pieces of any length. The model chooses the duration of a unit; a unit of
+MiniCPM-o is one second (16000 samples), and every unit of its speech has at least one second of
+audio, except the last unit of a turn, which may be shorter or empty. Pictures are JPEG, PNG,
+WEBP, GIF (the first frame) or BMP files. `null` counts as absent.
 
 In a chat the edge sends the text of an answer in parts of up to ten tokens, not token by token,
 because the device decodes ten tokens of each conversation in one step. A character that consists of
@@ -105,7 +105,8 @@ NOTES: Mapping[str, str] = {
     "Turns of chat: with `turn_detection` null (manual turns, push to talk), the client"
     " appends and commits its sound and asks for each response; so does a client that asks"
     " for a response before its first append, as for a greeting or for texts. Each such"
-    " response has a slot of its own, and reads the instructions and the items: texts,"
+    " response has a slot of its own, has all events of a response, in any phase, and reads the"
+    " instructions and the items: texts,"
     " committed sound, `input_audio`, and pictures as data URIs. `max_output_tokens`,"
     " `conversation` and `input` of `response.create` are for these responses; a response"
     " without a bound has at most 2048 tokens, or 256 before a duplex session."

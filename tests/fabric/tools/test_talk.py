@@ -261,6 +261,12 @@ async def test_a_question_in_half_duplex_is_answered(
     assert soundfile.info(out).frames == row["audio_s"] * 24_000 > 0
 
 
+def test_half_duplex_says_that_the_default_model_understands_no_speech_there() -> None:
+    arguments = ("talk", "--dialect", "H", "--url", "ws://127.0.0.1:1")
+    assert "the default model of `duplane up` understands no speech" in run_command(*arguments)[1]
+    assert "the default model" not in run_command(*arguments, "--json")[1]
+
+
 async def test_the_end_of_a_half_duplex_session_ends_the_command(tmp_path: Path) -> None:
     async with live_edge(impatient(Limits())) as edge:
         settings = replace(settings_for(edge, tmp_path, "H", "audio"), tail_s=2 * WITHIN_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ from duplane.tools.talk.settings import TalkSettings
 _PIECE_S = 0.5
 _UNHEARD_S = 0.5  # the server ignores the sound of this time after `prepared`
 _STOP_TIMEOUT_S = 10.0
+_SAMPLE_NOTE = """\
+half duplex is a chat, in which the default model of `duplane up` understands no speech: it answers
+most of it with "sorry i did not understand"
+"""
 
 
 def listen_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
@@ -55,6 +60,7 @@ def listen_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
         prepare["ref_audio_base64"] = base64_of(read_sound(settings.voice))
     if settings.wav is None and not as_json:
         show_sample()
+        sys.stderr.write(_SAMPLE_NOTE)
     silence = np.zeros(int(settings.tail_s * INPUT_RATE_HERTZ), np.float32)
     unheard = np.zeros(int(_UNHEARD_S * INPUT_RATE_HERTZ), np.float32)
     conversation = _HalfDuplex(settings, prepare, as_json)

@@ -36,7 +36,8 @@ class TalkSettings:
     url: str = DEFAULT_URL
     """Server, with or without a path."""
     dialect: Annotated[Dialect, Parameter(converter=_capital)] = "A"
-    """Protocol to use."""
+    """Protocol to use. H (half duplex) is a chat: the default model of `duplane up` understands
+    speech in the full duplex dialects only."""
     mode: Mode = "audio"
     """Kind of session; dialect D is always a chat, and E, H and L have only audio."""
     frames: Annotated[tuple[ExistingFile, ...], Parameter("--frame", negative=())] = ()
