@@ -16,7 +16,7 @@ from duplane.edge.dialects.dialect import (
     ServerEvents,
     Transitions,
 )
-from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.duplex import DuplexDialect, is_interrupted
 from duplane.edge.dialects.e_commands import (
     APPEND,
     CREATE_ITEM,
@@ -190,7 +190,7 @@ class DialectE(RealtimeDialect, DuplexDialect):
                 events += [*self._cut_turn(), *conversation.begin_response()]
             if response := conversation.response:
                 events += response.add(text, self.output_sound.encode(audio) if audio else b"")
-        if delta.end_of_turn and not delta.interrupted_turn:
+        if delta.end_of_turn and not is_interrupted(delta):
             events += conversation.end_response(COMPLETED)
         elif not is_speech:
             events += conversation.end_response(TURN_DETECTED)
@@ -204,7 +204,11 @@ class DialectE(RealtimeDialect, DuplexDialect):
     def failed(
         self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None
     ) -> list[bytes]:
-        """Treat a unit that failed as one in which the model listened: an error ends clients."""
+        """Treat a unit that failed as one in which the model listened: an error ends clients.
+
+        The model itself has not listened, so the rest of an ended response still follows. If the
+        unit had to listen, the next one must.
+        """
         del failed, now, input_id
-        self._is_muted = False
+        self.must_listen |= self._is_muted
         return self._conversation.end_response(TURN_DETECTED)

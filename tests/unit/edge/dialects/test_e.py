@@ -20,6 +20,7 @@ from duplane.fabric.v1 import session_pb2
 
 NOW = Moment(1000.0, 1_714_200_000_000_000_000)
 OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
+AUDIO = "response.output_audio.delta"
 SOUND = CODES["int16"].encode(pcm(48_000))  # two seconds
 
 
@@ -97,3 +98,65 @@ def test_ids_of_two_sessions_differ() -> None:
         )
     )
     assert first != second
+
+
+def session_that_speaks() -> DuplexSession:
+    """Return a session whose first unit was answered with speech."""
+    session = DuplexSession(dialect(), Limits(), NOW)
+    session.granted(60.0, NOW)
+    session.receive(append(SOUND), NOW)
+    session.expire(Moment(NOW.monotonic_s + DialectE.grace_s, NOW.wall_ns))
+    assert session.take(NOW)
+    session.responded(OPENED, NOW)
+    session.receive(append(SOUND), NOW)
+    assert kinds(session.responded(speech(take_unit(session)), NOW))[-1] == AUDIO
+    return session
+
+
+def take_unit(session: DuplexSession) -> session_pb2.Unit:
+    outgoing = session.take(NOW)
+    assert outgoing
+    return outgoing.request.unit
+
+
+def speech(unit: session_pb2.Unit) -> session_pb2.ConverseResponse:
+    spoken = session_pb2.Speech(text="hi", audio=bytes(4 * 24_000))
+    delta = session_pb2.Delta(sequence=unit.sequence, speech=spoken)
+    return session_pb2.ConverseResponse(delta=delta)
+
+
+def kinds(events: list[bytes]) -> list[str]:
+    return [orjson.loads(event)["type"] for event in events]
+
+
+def test_a_unit_that_fails_after_a_cancel_does_not_bring_the_rest_of_the_response() -> None:
+    session = session_that_speaks()
+    before, failing, after = (take_unit(session) for _ in range(3))
+    events = session.receive(b'{"type":"response.cancel"}', NOW)
+    assert kinds(events)[-1] == "response.done"
+    session.receive(append(SOUND), NOW)
+    first = take_unit(session)
+    assert first.force_listen
+    failed = session_pb2.Failed(sequence=failing.sequence, reason="NOT_FINITE")
+    for response in (
+        speech(before),
+        session_pb2.ConverseResponse(failed=failed),
+        speech(after),
+        speech(first),
+    ):
+        assert session.responded(response, NOW) == []
+    session.receive(append(SOUND), NOW)
+    while (unit := take_unit(session)) and not unit.force_listen:
+        assert session.responded(speech(unit), NOW) == []
+    listened = session_pb2.Delta(sequence=unit.sequence)
+    session.responded(session_pb2.ConverseResponse(delta=listened), NOW)
+    session.receive(append(SOUND), NOW)
+    assert kinds(session.responded(speech(take_unit(session)), NOW))[0] == "response.created"
+
+
+def test_a_worker_of_the_former_release_tells_of_an_interruption_in_the_state() -> None:
+    session = session_that_speaks()
+    delta = session_pb2.Delta(sequence=take_unit(session).sequence, end_of_turn=True)
+    delta.state_change.interrupted_turn = True
+    events = session.responded(session_pb2.ConverseResponse(delta=delta), NOW)
+    assert orjson.loads(events[-1])["response"]["status_details"]["reason"] == "turn_detected"
