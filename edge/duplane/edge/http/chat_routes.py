@@ -61,6 +61,7 @@ class ChatRoutes:
             dialect = DialectDHttp(identity, limits, CHAT_MODE, now)
             session = ChatSession(dialect, limits, now)
             client = HttpChatClient(body)
+            del body  # the client lets go of it before the answer
             running = asyncio.ensure_future(
                 self._sessions.run(client, session, CHAT_MODE, chat_request)
             )
@@ -83,7 +84,9 @@ class HttpChatClient:
 
     async def serve(self, receiver: Receiver) -> None:
         """Pass the body to the session, then wait until the connection is lost."""
-        await receiver.receive(self._body)
+        body, self._body = self._body, b""  # large, and of no use while the answer is made
+        await receiver.receive(body)
+        del body
         await self.is_gone.wait()
         receiver.end(Close(CloseReason.GONE))
 

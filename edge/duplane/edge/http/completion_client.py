@@ -62,7 +62,9 @@ class CompletionClient:
         self._receiver = receiver
         if self._is_lost:
             receiver.end(self._lost())
-        await receiver.receive(self._body)
+        body, self._body = self._body, b""  # large, and of no use while the answer is made
+        await receiver.receive(body)
+        del body
         try:
             while not self._is_lost:
                 await self._news.wait()

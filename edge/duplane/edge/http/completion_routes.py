@@ -70,6 +70,7 @@ class CompletionRoutes:
             dialect = DialectO(identity, limits, CHAT_MODE)
             session = ChatSession(dialect, limits, self._clock.now())
             client = CompletionClient(request, body, dialect, limits)
+            del body  # the client lets go of it before the answer
             running = asyncio.ensure_future(
                 self._sessions.run(client, session, CHAT_MODE, chat_request)
             )

@@ -6,9 +6,11 @@ import asyncio
 import io
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -24,6 +26,7 @@ from support.edge.scripted_fabric import answered
 from support.time_limits import WITHIN_S
 
 from duplane.edge.credentials.settings import CredentialSettings
+from duplane.edge.http import chat_routes, completion_routes
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import read_events, read_meta, recordings
 from duplane.edge.settings import Limits
@@ -529,3 +532,27 @@ async def test_kernel_keeps_little_of_a_stream(monkeypatch: pytest.MonkeyPatch) 
             connection: socket.socket = protocols[0].socket.get_extra_info("socket")
             unsent_bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
     assert 0 < unsent_bytes <= 256 * 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "module"), [(PATH, completion_routes), ("/api/chat", chat_routes)], ids=["O", "D"]
+)
+async def test_body_is_not_kept_while_a_request_waits(
+    path: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = orjson.dumps(ASK) + b" "  # a short one is decoded in no thread
+    before_count = sys.getrefcount(body)
+
+    async def read_body(*_: object) -> bytes:
+        return body
+
+    monkeypatch.setattr(module, "read_body", read_body)
+    async with live_edge() as edge, aiohttp.ClientSession() as client:
+        edge.fabric.is_automatic = False
+        url = f"http://{edge.edge.address}{path}"
+        asking = asyncio.ensure_future(client.post(url, json={}))
+        acquisition = await edge.fabric.acquisition()
+        assert sys.getrefcount(body) == before_count
+        acquisition.refuse(Reason.QUEUE_FULL)
+        async with await asking as answer:
+            assert answer.status == 503
