@@ -17,8 +17,9 @@ dialects rendered, with long texts cut (`…`). The protocols A to D and H are t
 [MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation; E and L are
 OpenAI's Realtime and Live protocols, as the types of
 [openai-python](https://github.com/openai/openai-python) describe them.
-The transcripts in `tests/transcripts` show all events and fields. There are two complete clients of
-one page each: [realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
+The transcripts in `tests/transcripts` show all events and fields. The [client
+libraries](../clients/README.md) speak A and B, as in these examples of one page each:
+[realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
 [realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
 [`docs/clients.md`](../docs/clients.md) points clients of other projects to an edge (dialects E and
 L). Chat completions over HTTP, which recordings and metrics call dialect O, have

@@ -1,8 +1,9 @@
-"""The one-page clients in Python and JavaScript hold a conversation with a live edge."""
+"""The examples for the client libraries hold a conversation with a live edge."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.edge.live_edge import live_edge
+from support.fabric.base_install import CLIENT
 from support.paths import ROOT
 from support.protocols.transcripts import pcm
 
@@ -36,7 +38,7 @@ def speak(unit: session_pb2.Unit) -> Sequence[session_pb2.ConverseResponse]:
 
 
 @pytest.mark.parametrize("language", CLIENTS)
-async def test_client_of_one_page_holds_a_conversation(language: str, tmp_path: Path) -> None:
+async def test_example_holds_a_conversation(language: str, tmp_path: Path) -> None:
     command = CLIENTS[language]
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
@@ -46,7 +48,10 @@ async def test_client_of_one_page_holds_a_conversation(language: str, tmp_path: 
         edge.fabric.on_unit = speak
         arguments = (*command, f"ws://{edge.edge.address}", str(speech), str(len(WORDS)))
         client = await asyncio.create_subprocess_exec(
-            *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(CLIENT), "NO_PROXY": "*"},
         )
         async with asyncio.timeout(60):
             output, errors = await client.communicate()
