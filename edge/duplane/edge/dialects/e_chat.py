@@ -96,6 +96,13 @@ class CreateMediaItem(CreateItem):
     media: Media = ()
 
 
+class CreateSecondResponse(CreateResponse):
+    """A `response.create` that is refused: a response was open when it was decoded.
+
+    The response may have ended since then, as a thread decodes a long event.
+    """
+
+
 class DialectEChat(RealtimeDialect, ChatDialect):
     """One client that speaks E, as long as it has no conversation with a duplex model."""
 
@@ -174,7 +181,7 @@ class DialectEChat(RealtimeDialect, ChatDialect):
         request = read_request(given)
         input_id = self._input_id(event)
         if self._conversation.response:
-            return CreateResponse(CREATE_RESPONSE, input_id, request=request)
+            return CreateSecondResponse(CREATE_RESPONSE, input_id, request=request)
         settings = self._conversation.settings
         instructions = given.text("instructions", self.limits.instructions_bytes)
         prompt = settings.instructions if instructions is None else instructions
@@ -259,10 +266,9 @@ class DialectEChat(RealtimeDialect, ChatDialect):
                     item = dataclasses.replace(item, id=conversation.events.new_id("item"))
                     command = dataclasses.replace(command, item=item)
                 events = conversation.change_items(command)
-                if command.media:
-                    self._history.keep(item.id, command.media)
+                self._history.keep(item.id, command.media)
                 return events
-            case CreateResponse() if conversation.response:
+            case CreateSecondResponse():
                 return [conversation.already_active(command.input_id)]
             case CreateResponse():
                 return conversation.empty_response(command.request)
