@@ -299,9 +299,9 @@ def _note(checkpoint: Path | str, *, is_random: bool) -> str:
 async def _build_checkpoint(directory: Path | str) -> None:
     """Build the small random checkpoint, in a process that can be stopped at any time."""
     _log.info("building a small random checkpoint")
-    command = (sys.executable, "-m", "duplane.tools", "checkpoint", "random", str(directory))
+    command = (sys.executable, "-P", "-m", "duplane.tools", "checkpoint", "random")
     running = await asyncio.create_subprocess_exec(
-        *(*command, "--scale", str(RANDOM_SCALE), "--seed", "0"),
+        *(*command, str(directory), "--scale", str(RANDOM_SCALE), "--seed", "0"),
         stdout=asyncio.subprocess.DEVNULL,
         env=environment_without_settings(),
         start_new_session=True,

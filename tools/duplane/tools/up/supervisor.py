@@ -75,7 +75,8 @@ class Role:
 
     async def _run_once(self) -> int:
         running = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "duplane.tools", *self.arguments),
+            # -P: files in the working directory are not imported in place of packages.
+            *(sys.executable, "-P", "-m", "duplane.tools", *self.arguments),
             # A restart uses the same port, because the other processes keep using it.
             *("--listen", self.address),
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes

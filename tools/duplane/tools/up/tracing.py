@@ -36,7 +36,7 @@ async def traced(
         return
     into = ("--out", str(out)) if out else ()
     receiver = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "duplane.tools", "trace", "--listen", "127.0.0.1:0", *into),
+        *(sys.executable, "-P", "-m", "duplane.tools", "trace", "--listen", "127.0.0.1:0", *into),
         stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
         stdout=asyncio.subprocess.PIPE,
         env=environment_of("trace"),
