@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from support.edge.live_edge import LiveEdge, live_edge, receive, send
 from support.protocols.transcripts import pcm
 from websockets.asyncio.client import ClientConnection
 
+from duplane.edge.clock import Moment
 from duplane.edge.payload.sound_format import Encoding, SoundFormat
 from duplane.edge.recording.events import join
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import read_events, recordings
+from duplane.edge.session.chat_session import ChatSession
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 PATH = "/openai/v1/realtime?model=gpt-realtime-2.1"
@@ -132,3 +136,33 @@ async def test_odd_frames_end_at_most_their_own_session(text: str) -> None:
                 assert orjson.loads(await client.recv())["type"] == "error"
         await send(other, GREET)
         await until(other, "response.done")
+
+
+async def test_request_of_a_turn_is_not_kept_until_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[session_pb2.ChatRequest] = []
+    next_turn = ChatSession.next_turn
+
+    def note(session: ChatSession, now: Moment) -> session_pb2.ChatRequest | None:
+        if (request := next_turn(session, now)) is not None:
+            requests.append(request)
+        return request
+
+    monkeypatch.setattr(ChatSession, "next_turn", note)
+    async with live_edge() as edge:
+        edge.fabric.is_automatic = False
+        async with edge.connect_to(PATH) as client:
+            await send(client, GREET)
+            await asked(edge, lease_pb2.SESSION_KIND_CHAT)
+            turn = await edge.fabric.turn()
+            turn.say(*speaks(turn.request))
+            await until(client, "response.done")
+            await send(client, GREET)
+            acquisition = await edge.fabric.acquisition()  # the runner waits for it
+            gc.collect()  # of what gRPC has kept of the call
+            count = sys.getrefcount(requests[0])
+            assert count == 2  # of the list and of this call
+            acquisition.grant()
+            await until(client, "response.created")
+        await edge.settled()

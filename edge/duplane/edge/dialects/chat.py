@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from duplane.edge.client_errors import ErrorCode
@@ -75,7 +76,8 @@ class ChatDialect(Dialect):
     def begin(self, turn: Turn, now: Moment) -> None:
         """Begin to answer a turn, or begin again on another slot."""
         del now
-        self._turn = turn
+        # The session has the request as long as the turn runs. It may have many megabytes.
+        self._turn = replace(turn, request=session_pb2.ChatRequest())
         self._prompt_token_count = 0
         self._context_token_count = 0
         self._ignored_by_worker: list[str] = []

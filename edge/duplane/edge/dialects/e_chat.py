@@ -254,6 +254,8 @@ class DialectEChat(RealtimeDialect, ChatDialect):
         dialect = DialectE(self.identity, self.limits, REALTIME_MODE, self._conversation)
         dialect.new_scorer = self.new_scorer
         unheard = self._unheard.take() if self._unheard.rate_hertz == append.rate_hertz else b""
+        self._history.clear()  # the caller may keep this dialect as long as the connection
+        self._input.clear()
         before = Append(unheard, kind=APPEND, rate_hertz=append.rate_hertz)
         return dialect, (before, append) if unheard else (append,)
 

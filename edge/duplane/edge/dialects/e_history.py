@@ -64,6 +64,10 @@ class History:
         self._media.pop(item_id, None)
         self._dropped.discard(item_id)
 
+    def clear(self) -> None:
+        """Drop all media."""
+        self._media.clear()
+
     def halve(self) -> None:
         """Let the model read only the newer half of what it reads now: its context is full."""
         ids: list[str] = []

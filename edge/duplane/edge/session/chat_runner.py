@@ -40,6 +40,7 @@ class ChatRunner(SessionRunner[ChatSession]):
                     granted = await self._release(granted)
                 elif granted is not None and (turn := self.session.next_turn(self._clock.now())):
                     await self._unless_stopped(self._run_turn(granted, turn))
+                    del turn  # with its media, for which the session may have no use any more
                     granted = await self._release(granted)
                 elif granted is None and self.session.needs_slot:
                     granted = await self._unless_stopped(self._acquire(request))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import orjson
@@ -51,6 +52,35 @@ def test_an_item_that_replaces_one_without_its_sound_is_read() -> None:
     _, sound, text = next_turn(session).messages
     assert len(sound.parts[0].audio) == SOUND_BYTES
     assert text.parts[0].text == "hello"
+
+
+def test_a_request_is_not_kept_after_its_turn() -> None:
+    session = new_session(Limits())
+    add(session, "a", {"type": "input_audio", "audio": SOUND})
+    tell(session, {"type": "response.create"})
+    request = next_turn(session)
+    counts = [sys.getrefcount(request)]
+    done = session_pb2.Done(reason=session_pb2.FINISH_REASON_STOP)
+    session.responded(session_pb2.ChatResponse(done=done), NOW)
+    counts.append(sys.getrefcount(request))
+    assert counts == [3, 2]  # two are of this function and of the call
+
+
+def test_no_media_are_kept_once_the_sound_flows_to_a_duplex_model() -> None:
+    session = new_session(Limits())
+    add(session, "a", {"type": "input_audio", "audio": SOUND})
+    detection: dict[str, object] = {"audio": {"input": {"turn_detection": None}}}
+    tell(session, {"type": "session.update", "session": detection})
+    append = {"type": "input_audio_buffer.append", "audio": SOUND}
+    tell(session, append)
+    dialect = session.dialect
+    assert isinstance(dialect, DialectEChat)
+    assert dialect.held_bytes == 2 * SOUND_BYTES
+    detection["audio"] = {"input": {"turn_detection": {"type": "semantic_vad"}}}
+    tell(session, {"type": "session.update", "session": detection})
+    tell(session, append)
+    assert session.successor
+    assert dialect.held_bytes == 0
 
 
 def test_a_second_response_is_refused_also_if_the_first_ends_while_a_thread_decodes_it() -> None:
