@@ -45,7 +45,7 @@ unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
 
 test: $(INSTALLED) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -rfEs -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--slowest-files 10 --ignore tests/cluster $(ARGS)
 
 cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
