@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 
@@ -31,3 +32,10 @@ def assert_sounds_equal(ours: NDArray[np.float32], theirs: NDArray[np.float32]) 
         apart = ours - theirs
         assert np.abs(apart).max() < 5e-2
         assert np.sqrt(np.mean(apart**2)) < 2e-3
+
+
+def assert_probabilities_equal(one: float | None, other: float | None) -> None:
+    """Check that two runs in float32 draw with equal probability, or that neither draws."""
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.paths import GOLDEN
-from support.speech import assert_sounds_equal
+from support.speech import assert_probabilities_equal, assert_sounds_equal
 
 from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
@@ -72,8 +72,10 @@ def random_rounds(draw: random.Random) -> list[list[int]]:
 def assert_same(one: Played, other: Played, *, is_exact: bool) -> None:
     for ours, theirs in zip(one, other, strict=True):
         for output, want in zip(ours, theirs, strict=True):
-            same = replace(output, slot=want.slot, audio=want.audio, stage_s={})
-            assert same == replace(want, stage_s={})
+            likely = want.listen_probability
+            assert_probabilities_equal(output.listen_probability, likely)
+            same = replace(output, slot=want.slot, audio=want.audio, listen_probability=likely)
+            assert replace(same, stage_s={}) == replace(want, stage_s={})
             if is_exact:
                 np.testing.assert_array_equal(output.audio, want.audio)
             else:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.paths import GOLDEN
-from support.speech import assert_sounds_equal
+from support.speech import assert_probabilities_equal, assert_sounds_equal
 
 from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.worker.models.minicpm_o.model import DuplexModel
@@ -157,7 +157,9 @@ def assert_same(ours: Heard, theirs: Heard) -> None:
     assert len(ours.results) == len(theirs.results)
     for one, other in zip(ours.results, theirs.results, strict=True):
         if isinstance(one, UnitOutput) and isinstance(other, UnitOutput):
-            silent = {"audio": np.zeros(0, np.float32), "stage_s": {}}
+            likely = other.listen_probability
+            assert_probabilities_equal(one.listen_probability, likely)
+            silent = {"audio": np.zeros(0, np.float32), "stage_s": {}, "listen_probability": likely}
             assert replace(one, slot=0, **silent) == replace(other, slot=0, **silent)
             assert_sounds_equal(one.audio, other.audio)
         else:
