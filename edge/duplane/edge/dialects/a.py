@@ -31,7 +31,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics, interruption
+from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
 from duplane.edge.dialects.unit_metrics import listen_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored, invalid
 from duplane.edge.payload.media import decode_audio, read_voice
@@ -162,7 +162,8 @@ class DialectA(DuplexDialect):
         if delta.WhichOneof("outcome") != "speech":
             if delta.end_of_turn:
                 event["end_of_turn"] = True
-            event |= interruption(delta)
+            if delta.interrupted_turn:
+                event["interrupted"] = True
             return [orjson.dumps(event)]
         event["type"] = "response.output_audio.delta"
         event["text"] = delta.speech.text

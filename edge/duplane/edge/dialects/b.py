@@ -44,7 +44,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, interruption
+from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.unit_metrics import Usage, metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -196,7 +196,9 @@ class DialectB(DuplexDialect):
             events.append(with_audio({**event, "kind": "audio", **counts}, audio))
             counts = {}
         if delta.end_of_turn or not is_speech:
-            listen = {"kind": "listen", **interruption(delta)}
+            listen: dict[str, object] = {"kind": "listen"}
+            if delta.interrupted_turn:
+                listen["interrupted"] = True
             events.append(orjson.dumps({**event, **listen, **counts}))
         if delta.end_of_turn:
             self._turn_id = None

@@ -35,7 +35,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_optional_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics, interruption
+from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
 from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, listen_metrics, stage_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
@@ -231,9 +231,11 @@ class DialectC(DuplexDialect):
             "kv_cache_length": delta.context_token_count,
             "vision_slices": counts.input_video_token_count // FRAME_SLICE_TOKENS,
             "vision_tokens": counts.input_video_token_count,
-            **listen_metrics(delta),
-            **interruption(delta),
         }
+        if delta.HasField("listen_probability"):
+            event |= listen_metrics(delta)
+        if delta.interrupted_turn:
+            event["interrupted"] = True
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)
         return [with_optional_audio(event, self._speech_audio(delta))]

@@ -143,20 +143,6 @@ class DuplexDialect(Dialect):
         return [self.error(code, message, now, input_id)]
 
 
-def is_interrupted(delta: session_pb2.Delta) -> bool:
-    """Return whether the model has stopped amid its turn."""
-    # Workers of release 0.1 report it in the state of the unit.
-    return delta.interrupted_turn or delta.state_change.interrupted_turn
-
-
-def interruption(delta: session_pb2.Delta) -> dict[str, object]:
-    """Return the field that tells that the model has stopped amid its turn, if it has.
-
-    The client then drops the speech that it has not played yet.
-    """
-    return {"interrupted": True} if is_interrupted(delta) else {}
-
-
 def drop_metrics(dropped: Dropped) -> dict[str, object]:
     """Return the counts of dropped units and pictures, under their public names, without zeros."""
     counts = {"dropped_units": dropped.unit_count, "dropped_frames": dropped.frame_count}

@@ -16,7 +16,7 @@ from duplane.edge.dialects.dialect import (
     ServerEvents,
     Transitions,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, is_interrupted
+from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.e_commands import (
     APPEND,
     CREATE_ITEM,
@@ -190,7 +190,7 @@ class DialectE(RealtimeDialect, DuplexDialect):
                 events += [*self._cut_turn(), *conversation.begin_response()]
             if response := conversation.response:
                 events += response.add(text, self.output_sound.encode(audio) if audio else b"")
-        if delta.end_of_turn and not is_interrupted(delta):
+        if delta.end_of_turn and not delta.interrupted_turn:
             events += conversation.end_response(COMPLETED)
         elif not is_speech:
             events += conversation.end_response(TURN_DETECTED)

@@ -43,7 +43,7 @@ from duplane.edge.session.request_queue import Outgoing, SentUnit
 from duplane.edge.session.request_rates import convert_voices
 from duplane.edge.session.session import Decoded, Session
 from duplane.edge.session.slot import Slot
-from duplane.edge.session.speech_requests import SpeechEnd
+from duplane.edge.session.speech_requests import NO_NEWS, SpeechEnd
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
@@ -170,7 +170,7 @@ class DuplexSession(Session[DuplexDialect]):
         """Let the model speak a text with the next unit, if the present worker can."""
         speech = self.moves.queue.speech
         if speech.is_full:
-            fault = f"type: {speech.count} texts wait to be spoken already"
+            fault = f"type: {len(speech.unfinished)} texts wait to be spoken already"
             raise ClientError(ErrorCode.NOT_READY, fault, speak.input_id)
         if self.dialect.phase in OPEN and not self.moves.present.accepts_speech_requests:
             fault = f"type: {speak.kind} is not supported: the model cannot speak given texts"
@@ -293,6 +293,8 @@ class DuplexSession(Session[DuplexDialect]):
         match response.WhichOneof("message"):
             case "delta":
                 outcome = response.delta
+                if outcome.state_change.interrupted_turn:  # where workers of release 0.1 report it
+                    outcome.interrupted_turn = True
             case "failed":
                 outcome = response.failed
             case _:
@@ -307,12 +309,20 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _render(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
         """Render the outcome of a unit, and what it says about texts to speak."""
-        if not self.moves.queue.speech:
-            return self._render_unit(unit, outcome, now)
-        news = self.moves.queue.speech.answered(outcome)
-        events = [event for each in news.added for event in self.dialect.speech_added(each, now)]
-        events += self._render_unit(unit, outcome, now)
-        return events + self._render_ends(news.ended, now)
+        queue = self.moves.queue
+        news = queue.speech.answered(outcome) if queue.speech.unfinished else NO_NEWS
+        events: list[bytes] = []
+        for speak in news.added:
+            events += self.dialect.speech_added(speak, now)
+        if self.dialect.replies_to_appends:
+            self.replies.add_outcome(unit.ordinal, outcome)
+            events += self._ready_replies(now)
+        elif isinstance(outcome, session_pb2.Failed):
+            events += self.dialect.failed(outcome, now, unit.tag.input_id)
+        else:
+            dropped = queue.take_dropped(outcome.dropped_unit_count)
+            events += self.dialect.delta(outcome, unit.tag, dropped, now)
+        return events + self._render_ends(news.ended, now) if news.ended else events
 
     def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:
         events: list[bytes] = []
@@ -321,15 +331,6 @@ class DuplexSession(Session[DuplexDialect]):
             ending = _ENDINGS.get(result.outcome, SpeechEnding.REFUSED)
             events += self.dialect.speech_ended(speak, ending, message, now)
         return events
-
-    def _render_unit(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
-        if self.dialect.replies_to_appends:
-            self.replies.add_outcome(unit.ordinal, outcome)
-            return self._ready_replies(now)
-        if isinstance(outcome, session_pb2.Failed):
-            return self.dialect.failed(outcome, now, unit.tag.input_id)
-        dropped = self.moves.queue.take_dropped(outcome.dropped_unit_count)
-        return self.dialect.delta(outcome, unit.tag, dropped, now)
 
     def _conversation_changed(
         self, response: session_pb2.ConverseResponse, now: Moment

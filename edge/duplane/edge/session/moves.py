@@ -396,7 +396,7 @@ class Moves:
         Return False if it has another model, or cannot go on with texts that the model must speak.
         """
         first = self.journal.opened
-        if self.queue.speech and not opened.accepts_speech_requests:
+        if self.queue.speech.unfinished and not opened.accepts_speech_requests:
             return False
         is_same = opened.model_digest == first.model_digest
         if not (is_same and opened.prompt_token_count == first.prompt_token_count):

@@ -200,7 +200,7 @@ class RequestQueue:
         received = unit.receive_time
         received.seconds, received.nanos = divmod(receipt.received_ns, 1_000_000_000)
         self._force_listen = False
-        if self.speech:
+        if self.speech.unfinished:
             self.speech.attach(unit)
         kept = request if is_kept else None
         self.sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)

@@ -23,12 +23,15 @@ class SpeechEnd(NamedTuple):
 class SpeechNews(NamedTuple):
     """What an outcome says about requests: those that are now in the conversation, and ends."""
 
-    added: Sequence[Speak]
-    ended: Sequence[SpeechEnd]
+    added: Sequence[Speak] = ()
+    ended: Sequence[SpeechEnd] = ()
+
+
+NO_NEWS = SpeechNews()
 
 
 @dataclass(slots=True)
-class _Request:
+class SpeechRequest:
     """A request without an end.
 
     `sequence` is the number of the unit that was sent with it; None if it waits for a unit. A
@@ -48,30 +51,22 @@ class SpeechRequests:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[int, _Request] = {}  # by their number at the worker
+        self.unfinished: dict[int, SpeechRequest] = {}  # by their number at the worker
         self._next_number = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._requests)
-
-    @property
-    def count(self) -> int:
-        """The number of requests without an end."""
-        return len(self._requests)
 
     @property
     def is_full(self) -> bool:
         """Whether another request would exceed the bound."""
-        return len(self._requests) >= MAX_SPEECH_REQUESTS
+        return len(self.unfinished) >= MAX_SPEECH_REQUESTS
 
     def add(self, speak: Speak) -> None:
         """Add a request, unless `is_full`."""
-        self._requests[self._next_number] = _Request(speak)
+        self.unfinished[self._next_number] = SpeechRequest(speak)
         self._next_number += 1
 
     def attach(self, unit: session_pb2.Unit) -> None:
         """Add the requests that wait to a unit that is sent for the first time."""
-        for number, request in self._requests.items():
+        for number, request in self.unfinished.items():
             if request.sequence is None:
                 request.sequence = unit.sequence
                 unit.speech_requests.add(number=number, text=request.speak.text)
@@ -82,30 +77,28 @@ class SpeechRequests:
         If a unit fails, its requests fail, too. Older units without an outcome were dropped by the
         worker, which has kept their requests.
         """
-        if not self._requests:
-            return SpeechNews((), ())
         if isinstance(outcome, session_pb2.Failed):
-            return SpeechNews((), self._failed(outcome))
+            return SpeechNews(ended=self._failed(outcome))
         ended: list[SpeechEnd] = []
         for result in outcome.speech_results:
-            if request := self._requests.get(result.number):
+            if request := self.unfinished.get(result.number):
                 ended.append(SpeechEnd(request.speak, result))
                 if result.outcome == session_pb2.SPEECH_OUTCOME_REFUSED:
                     request.is_added = True  # it is not reported as added
         added: list[Speak] = []
-        for request in self._requests.values():
+        for request in self.unfinished.values():
             is_there = request.sequence is not None and request.sequence <= outcome.sequence
             if is_there and not request.is_added:
                 request.is_added = True
                 added.append(request.speak)
         for result in outcome.speech_results:
-            self._requests.pop(result.number, None)
+            self.unfinished.pop(result.number, None)
         return SpeechNews(added, ended)
 
     def _failed(self, failed: session_pb2.Failed) -> Sequence[SpeechEnd]:
         numbers = [
             number
-            for number, request in self._requests.items()
+            for number, request in self.unfinished.items()
             if request.sequence == failed.sequence and not request.is_added
         ]
         return [self._refuse(number, failed.reason, failed.message) for number in numbers]
@@ -113,17 +106,17 @@ class SpeechRequests:
     def refuse_all(self) -> Sequence[SpeechEnd]:
         """End all requests, because the model cannot speak given texts."""
         fault = "the model cannot speak given texts"
-        return [self._refuse(number, UNSUPPORTED, fault) for number in list(self._requests)]
+        return [self._refuse(number, UNSUPPORTED, fault) for number in list(self.unfinished)]
 
     def _refuse(self, number: int, reason: str, message: str) -> SpeechEnd:
         refused = session_pb2.SPEECH_OUTCOME_REFUSED
         result = session_pb2.SpeechResult(
             number=number, outcome=refused, reason=reason, message=message
         )
-        return SpeechEnd(self._requests.pop(number).speak, result)
+        return SpeechEnd(self.unfinished.pop(number).speak, result)
 
     def take_back(self, kept: Collection[int | None]) -> None:
         """Let the requests of lost units wait again: of units without an outcome, except `kept`."""
-        for request in self._requests.values():
+        for request in self.unfinished.values():
             if not request.is_added and request.sequence not in kept:
                 request.sequence = None

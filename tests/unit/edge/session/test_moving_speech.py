@@ -158,7 +158,7 @@ def test_an_outcome_of_a_later_unit_shows_that_a_request_was_passed_on() -> None
     assert requests.answered(session_pb2.Delta(sequence=3)) == ([], [])
     assert requests.answered(session_pb2.Delta(sequence=5)).added == [speak]
     assert requests.answered(session_pb2.Delta(sequence=6)) == ([], [])
-    assert requests.count == 1
+    assert len(requests.unfinished) == 1
 
 
 def test_a_refused_request_was_not_added() -> None:
@@ -169,4 +169,4 @@ def test_a_refused_request_was_not_added() -> None:
     news = requests.answered(session_pb2.Delta(speech_results=[refused]))
     assert not news.added
     assert [end.result for end in news.ended] == [refused]
-    assert not requests
+    assert not requests.unfinished
