@@ -90,7 +90,8 @@ class Caller:
             await self.receive()
 
     async def end(self) -> None:
-        await self.send(self.dialect.close())
+        if (close := self.dialect.close()) is not None:  # E ends without an event
+            await self.send(close)
         await self.receive(*self.dialect.ended)
 
     async def send(self, message: dict[str, Any]) -> None:
