@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from support.monitoring.metrics import logged_url, scrape
 from support.worker.rebuild_messages import past, rebuild, rebuilt
-from support.worker.scripted_model import ScriptedModel
+from support.worker.scripted_model import ScriptedModel, answer_loud
 from support.worker.worker_harness import Client, running_worker, unit
 
 from duplane.fabric.bounds import MAX_SPEECH_REQUESTS, MAX_SPEECH_TEXT_BYTES
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.models.types import MAX_SPEECH_REQUESTS as MODEL_REQUESTS
+from duplane.worker.models.types import UnitFailure
 
 SEEDED = session_pb2.Open(seed=3)
 SPOKEN = session_pb2.SPEECH_OUTCOME_SPOKEN
@@ -30,11 +31,11 @@ def asks(sequence: int, *texts: str, **fields: Any) -> session_pb2.Unit:
     return unit(sequence, speech_requests=requests, **fields)
 
 
-def ends(delta: session_pb2.Delta) -> list[tuple[int, Any]]:
+def ends(delta: session_pb2.Delta | session_pb2.Failed) -> list[tuple[int, Any]]:
     return [(end.number, end.outcome) for end in delta.speech_results]
 
 
-def refusals(delta: session_pb2.Delta) -> list[tuple[int, str, str]]:
+def refusals(delta: session_pb2.Delta | session_pb2.Failed) -> list[tuple[int, str, str]]:
     refused = [end for end in delta.speech_results if end.outcome == REFUSED]
     return [(end.number, end.reason, end.field) for end in refused]
 
@@ -147,6 +148,29 @@ async def test_requests_of_dropped_units_are_spoken() -> None:
         await send(client, *(unit(n) for n in range(8, 11)))
         deltas += [await client.delta() for _ in range(3)]
     assert [delta.speech.text for delta in deltas] == ["", *(f"text{n} " for n in range(1, 8))]
+
+
+async def test_a_failed_unit_ends_its_requests_and_those_of_dropped_units() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        rig.model.answer = lambda unit, length: (
+            UnitFailure(unit.slot, "AUDIO_INVALID", "no", is_fatal=False)
+            if unit.sequence == 3
+            else answer_loud(unit, length)
+        )
+        rig.model.hold()
+        await send(client, unit(0))
+        await rig.model.held()
+        forced = asks(2, "two", force_listen=True)
+        await send(client, asks(1, "one"), forced, *(asks(n, f"text{n}") for n in range(3, 7)))
+        await rig.received(7)
+        rig.model.let_go()
+        await client.delta()
+        failed = await client.failed()
+        deltas = [await client.delta() for _ in range(3)]
+    assert failed.sequence == 3
+    assert ends(failed) == [(10, INTERRUPTED), (20, REFUSED), (30, REFUSED)]
+    assert refusals(failed) == [(n, "AUDIO_INVALID", "audio") for n in (20, 30)]
+    assert [delta.speech.text for delta in deltas] == ["text4 ", "text5 ", "text6 "]
 
 
 @pytest.mark.timing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,10 +75,10 @@ class SpeechRequests:
         """Return what the outcome of a unit says, and forget the requests that have ended.
 
         If a unit fails, its requests fail, too. Older units without an outcome were dropped by the
-        worker, which has kept their requests.
+        worker, which has kept their requests for the next unit, and reports them if that one fails.
         """
         if isinstance(outcome, session_pb2.Failed):
-            return SpeechNews(ended=self._failed(outcome))
+            return SpeechNews(ended=[*self._reported(outcome), *self._failed(outcome)])
         ended: list[SpeechEnd] = []
         for result in outcome.speech_results:
             if request := self.unfinished.get(result.number):
@@ -94,6 +94,11 @@ class SpeechRequests:
         for result in outcome.speech_results:
             self.unfinished.pop(result.number, None)
         return SpeechNews(added, ended)
+
+    def _reported(self, failed: session_pb2.Failed) -> Iterator[SpeechEnd]:
+        for result in failed.speech_results:
+            if request := self.unfinished.pop(result.number, None):
+                yield SpeechEnd(request.speak, result)
 
     def _failed(self, failed: session_pb2.Failed) -> Sequence[SpeechEnd]:
         numbers = [

@@ -443,16 +443,18 @@ class StageTimes(_message.Message):
     def __init__(self, inbox: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vision: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., talker: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vocoder: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., settle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., condition: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("sequence", "reason", "message", "field")
+    __slots__ = ("sequence", "reason", "message", "field", "speech_results")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_RESULTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     reason: str
     message: str
     field: str
-    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+    speech_results: _containers.RepeatedCompositeFieldContainer[SpeechResult]
+    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., speech_results: _Optional[_Iterable[_Union[SpeechResult, _Mapping]]] = ...) -> None: ...
 
 class Closed(_message.Message):
     __slots__ = ("reason", "message", "token_counts", "unit_count", "dropped_unit_count")

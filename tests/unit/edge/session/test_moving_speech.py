@@ -170,3 +170,18 @@ def test_a_refused_request_was_not_added() -> None:
     assert not news.added
     assert [end.result for end in news.ended] == [refused]
     assert not requests.unfinished
+
+
+def test_a_failed_unit_ends_the_requests_that_it_reports_and_its_own() -> None:
+    requests = SpeechRequests()
+    for sequence in range(3):
+        requests.add(Speak(str(sequence)))
+        requests.attach(session_pb2.Unit(sequence=sequence))
+    refused = session_pb2.SpeechResult(number=0, outcome=session_pb2.SPEECH_OUTCOME_REFUSED)
+    failed = session_pb2.Failed(sequence=1, reason="X", message="x", speech_results=[refused])
+    news = requests.answered(failed)
+    assert not news.added
+    assert [end.speak.text for end in news.ended] == ["0", "1"]
+    assert [end.result.reason for end in news.ended] == ["", "X"]
+    assert list(requests.unfinished) == [2]
+    assert not requests.answered(failed).ended

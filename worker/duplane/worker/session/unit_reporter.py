@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from duplane.fabric.audio import pcm_from_samples
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import AnsweredUnit, FailedUnit
@@ -93,11 +95,14 @@ class UnitReporter:
         """Return the answer to a unit that has no output."""
         self._spans.failed(failure)
         self._metrics.unit_failed()
+        results = _failed_speech(failure)
+        self._metrics.speech_ended(results)
         return session_pb2.Failed(
             sequence=failure.sequence,
             reason=failure.reason,
             message=failure.message,
             field=failure.field,
+            speech_results=map(_speech_result, results),
         )
 
     def dropped(self, entry: Entry) -> None:
@@ -113,6 +118,15 @@ class UnitReporter:
             unit_count=self._unit_count,
             dropped_unit_count=dropped_count,
         )
+
+
+def _failed_speech(failure: FailedUnit) -> Sequence[SpeechResult]:
+    """Return the results that a unit had before it ran, and the ends of its requests to speak."""
+    if not failure.record:
+        return ()
+    unit = failure.record.unit
+    refused = SpeechOutcome.REFUSED, failure.reason, failure.message, failure.field
+    return (*unit.speech_results, *(SpeechResult(each.number, *refused) for each in unit.speech))
 
 
 def _speech_result(result: SpeechResult) -> session_pb2.SpeechResult:
