@@ -104,6 +104,13 @@ class EdgeMetrics:
             "Sessions that were refused before they began: by an operator, or by a limit.",
             reason=REFUSALS,
         )
+        self._cut = counters(
+            registry,
+            "duplane_sessions_cut_total",
+            "Sessions that this edge ended because it stops: --drain-s has passed, or a second "
+            "signal has come.",
+            dialect=DIALECTS,
+        )
         self._stream_errors = counters(
             registry,
             "duplane_stream_errors_total",
@@ -153,6 +160,10 @@ class EdgeMetrics:
     def refused(self, reason: CloseReason) -> None:
         """Count a session that was refused."""
         self._refusals.of(reason).inc()
+
+    def cut(self, dialect: str) -> None:
+        """Count a session that the end of this edge ended."""
+        self._cut.of(dialect).inc()
 
     def stream_failed(self, reason: Reason) -> None:
         """Count a call that failed."""

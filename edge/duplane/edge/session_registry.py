@@ -158,7 +158,11 @@ class SessionRegistry:
     async def end_all(self, within_s: float) -> None:
         """End every session. Wait at most `within_s` for the clients to read the last events."""
         self.is_draining = True
-        for runner in set(self._runners):
+        ended = set(self._runners)
+        if ended:
+            _log.warning("this edge stops and ends %d sessions", len(ended))
+        for runner in ended:
+            self.metrics.cut(runner.session.dialect.name)
             runner.end(Close(CloseReason.SHUTDOWN))
         await self._idle_within(within_s)
 

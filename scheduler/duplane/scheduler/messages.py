@@ -47,6 +47,8 @@ def granted(
         worker_incarnation=public_incarnation(register.incarnation),
         model=register.model if register.HasField("model") else None,
         model_label=register.labels.get(MODEL, ""),
+        release=register.release,
+        features=register.features,
     )
 
 

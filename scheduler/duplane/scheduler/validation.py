@@ -12,6 +12,7 @@ from duplane.fabric.addresses import is_this_machine, parse_address, parse_ip
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import KIND_NAMES
+from duplane.fabric.releases import MAX_FEATURE_COUNT, MAX_FEATURE_LENGTH
 from duplane.fabric.settings import MAX_LABEL_COUNT, MAX_LABEL_LENGTH
 from duplane.fabric.v1 import admin_pb2, lease_pb2, model_pb2, registry_pb2
 from duplane.scheduler.holders import is_free_of_scope
@@ -165,6 +166,18 @@ def check_register(register: registry_pb2.Register, fencing_limit: int) -> None:
     is_counted = 0 < len(register.slots) <= MAX_SLOT_COUNT
     _require(is_counted, "register.slots", f"does not have 1 to {MAX_SLOT_COUNT} slots")
     _check_slots(register.slots, "register.slots", fencing_limit)
+    _require_short(register.release, "register.release")
+    _check_features(register.features, "register.features")
+
+
+def _check_features(features: Sequence[str], field: str) -> None:
+    """Check names, of which this scheduler may know none. Every grant repeats them."""
+    is_counted = len(features) <= MAX_FEATURE_COUNT
+    _require(is_counted, field, f"has more than {MAX_FEATURE_COUNT} names")
+    for index, name in enumerate(features):
+        is_short = 0 < len(name) <= MAX_FEATURE_LENGTH
+        rule = f"does not have 1 to {MAX_FEATURE_LENGTH} characters"
+        _require(is_short, f"{field}[{index}]", rule)
 
 
 def _check_model(model: model_pb2.Model, path: str) -> None:

@@ -222,6 +222,20 @@ async def test_draining_edge_lets_sessions_end_and_takes_no_new_ones() -> None:
         await end(client)
 
 
+async def test_draining_edge_ends_a_running_session_after_drain_s_and_counts_it() -> None:
+    drain_s = 0.5
+    async with live_edge(Limits(drain_s=drain_s)) as edge, edge.connect() as client:
+        await begin(client)
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        edge.drain()
+        assert await receive(client) == {"type": "session.closed", "reason": "server_shutdown"}
+        assert clock() - began_s >= drain_s
+        await closed(client, 1001)
+        registry = edge.edge.metrics.registry
+        assert registry.get_sample_value("duplane_sessions_cut_total", {"dialect": "A"}) == 1
+
+
 async def test_second_signal_tells_running_sessions_before_it_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -239,6 +239,8 @@ def test_every_bound_refuses_the_next_value_and_names_the_field() -> None:
         "MAX_AVOIDED_S": refused_by(acquire(avoided_duration=long_s)),
         "MAX_HOLD_S": refused_by(lambda: validation.check_estimates(estimates)),
         "MAX_KEY_BYTES": refused_by(acquire(caller_key=b"k" * 65)),
+        "MAX_FEATURE_COUNT": refused_by(register(features=["f"] * 65)),
+        "MAX_FEATURE_LENGTH": refused_by(register(features=["f", "f" * 65])),
     }
     assert refused == {
         "MAX_ID_LENGTH": "pool",
@@ -250,6 +252,8 @@ def test_every_bound_refuses_the_next_value_and_names_the_field() -> None:
         "MAX_AVOIDED_S": "avoided_duration",
         "MAX_HOLD_S": "bases[0].base_duration",
         "MAX_KEY_BYTES": "caller_key",
+        "MAX_FEATURE_COUNT": "register.features",
+        "MAX_FEATURE_LENGTH": "register.features[1]",
     }
     bounds_of_validation = {name for name in vars(validation) if name.startswith("MAX_")}
     assert refused.keys() == bounds_of_validation - {"MAX_LABEL_COUNT", "MAX_LABEL_LENGTH"}

@@ -40,6 +40,15 @@ async def test_grant_repeats_the_model_of_its_worker() -> None:
 
 
 @pytest.mark.usefixtures("every_store")
+async def test_grant_repeats_the_release_and_the_features_of_its_worker() -> None:
+    features = ["end_session", "a feature of a later release"]
+    async with SchedulerHarness.running() as harness:
+        await harness.worker(release="1.2.3", features=features)
+        granted = await (await harness.caller()).granted()
+        assert (granted.release, list(granted.features)) == ("1.2.3", features)
+
+
+@pytest.mark.usefixtures("every_store")
 async def test_client_of_the_fabric_gets_the_model() -> None:
     async with SchedulerHarness.running() as harness:
         await harness.worker(model=ECHO)

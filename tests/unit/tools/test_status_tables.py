@@ -31,6 +31,21 @@ async def snapshot(watch: Watch) -> admin_pb2.Snapshot:
     return whole
 
 
+def test_release_of_each_worker_is_shown() -> None:
+    state = SchedulerState(lambda: 0.0)
+    watch = Watch(state, 1)
+    for number, release in enumerate(("", "1.2.3"), 1):
+        register = registry_pb2.Register(worker_id=f"w{number}", release=release)
+        state.apply(WorkerPut(number, Worker.of(number, register)))
+    table = fabric_tables([SchedulerView("s", asyncio.run(snapshot(watch)))], 9)
+    rows = [line.split() for line in table.splitlines()]
+    column = next(row for row in rows if row[:2] == ["worker", "state"]).index("release")
+    assert {row[0]: row[column] for row in rows if row[:1] in (["w1"], ["w2"])} == {
+        "w1": "-",
+        "w2": "1.2.3",
+    }
+
+
 @pytest.mark.parametrize("is_silent", [False, True], ids=["ready", "silent"])
 @pytest.mark.parametrize("reported", REPORTED)
 @pytest.mark.parametrize("is_claimed", [None, False, True], ids=["no lease", "granted", "claimed"])

@@ -14,6 +14,7 @@ from duplane.fabric.durations import to_duration
 from duplane.fabric.exposure import warned_hourly
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.releases import WORKER_FEATURES, own_release
 from duplane.fabric.settings import parse_labels
 from duplane.fabric.tls.credentials import FabricCredentials, open_credentials
 from duplane.fabric.tls.identity import Role
@@ -275,6 +276,8 @@ class Worker:
             kinds=self._admission.kinds,
             slots=slot_reports(self._admission),
             is_draining=self._admission.is_draining,
+            release=own_release(),
+            features=WORKER_FEATURES,
         )
 
 

@@ -165,7 +165,8 @@ class SessionRunner(ABC, Generic[S]):
         """Record that the granted slot is claimed."""
         self._spans.end_step()
         self.worker = worker_name(granted)
-        _log.debug("lease %s on worker %s", granted.lease_id, self.worker)
+        release = granted.release or "an older release"
+        _log.debug("lease %s on worker %s (%s)", granted.lease_id, self.worker, release)
         if self.recording:
             self.recording.worker = self.worker
 

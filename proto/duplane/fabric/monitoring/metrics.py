@@ -6,7 +6,6 @@ event of a series too, and the number of series does not grow with the number of
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Generic, TypeVar
@@ -14,6 +13,8 @@ from typing import Generic, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from duplane.fabric.releases import own_release
 
 OTHER = "other"  # the label value under which all undeclared values are counted
 UNIT_DEADLINE_S = 1.0  # of units of one second; slower answers fall behind real time
@@ -116,7 +117,6 @@ def new_registry(role: str) -> CollectorRegistry:
     """Return a registry with the version, CPU time, memory and open files of this process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    version = importlib.metadata.version("duplane")
     build = Gauge("duplane_build_info", "Version.", ("role", "version"), registry=registry)
-    build.labels(role, version).set(1)
+    build.labels(role, own_release()).set(1)
     return registry

@@ -102,7 +102,7 @@ class Queued(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_proof: _Optional[bytes] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label", "ticket_proof")
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label", "ticket_proof", "release", "features")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,8 @@ class Granted(_message.Message):
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_LABEL_FIELD_NUMBER: _ClassVar[int]
     TICKET_PROOF_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     lease_id: str
     worker_address: str
@@ -123,7 +125,9 @@ class Granted(_message.Message):
     worker_incarnation: str
     model_label: str
     ticket_proof: bytes
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ..., ticket_proof: _Optional[bytes] = ...) -> None: ...
+    release: str
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ..., ticket_proof: _Optional[bytes] = ..., release: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("claims", "signature", "key_id")

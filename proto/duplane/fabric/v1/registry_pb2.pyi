@@ -48,7 +48,7 @@ class AttachResponse(_message.Message):
     def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining", "labels", "stream_number")
+    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining", "labels", "stream_number", "release", "features")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,8 @@ class Register(_message.Message):
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
@@ -78,7 +80,9 @@ class Register(_message.Message):
     is_draining: bool
     labels: _containers.ScalarMap[str, str]
     stream_number: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., stream_number: _Optional[int] = ...) -> None: ...
+    release: str
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., stream_number: _Optional[int] = ..., release: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "memory_bytes")

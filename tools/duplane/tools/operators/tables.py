@@ -51,7 +51,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
         ),
         (
             f"workers: {len(state.workers)}{'' if serves else _NO_WORKER}",
-            ("worker", "state", *_SLOT_COLUMNS, "pool", "labels", "address"),
+            ("worker", "state", *_SLOT_COLUMNS, "pool", "labels", "release", "address"),
             (_worker(worker, leases) for worker in state.workers),
         ),
         (
@@ -110,8 +110,8 @@ def _worker(
         for slot in register.slots
     )
     slots = (str(counts[name]) for name in _SLOT_COLUMNS)
-    labels = _pairs(register.labels)
-    return (register.worker_id, state, *slots, register.pool or "-", labels, register.address)
+    words = (register.pool or "-", _pairs(register.labels), register.release or "-")
+    return (register.worker_id, state, *slots, *words, register.address)
 
 
 def _worker_state(status: admin_pb2.WorkerStatus) -> str:
