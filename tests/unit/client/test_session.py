@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
-from support.time_limits import WITHIN_S
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.http11 import Request, Response
+from support.protocols.client_server import LISTEN, SPEECH, begin, end, served, talk, tell, told
+from websockets.asyncio.server import ServerConnection
 
 from duplane.client import (
     BusyError,
@@ -31,70 +25,6 @@ from duplane.client.errors import error_of_close, error_of_status
 from duplane.client.events import Event, queue_place
 from duplane.edge.payload.media import decode_audio
 from duplane.fabric.audio import samples_from_pcm
-
-Serve = Callable[[ServerConnection], Awaitable[None]]
-LISTEN = {"type": "response.output.delta", "kind": "listen"}
-SPEECH = {"type": "response.output.delta", "kind": "text", "response_id": "r"}
-
-
-class Server:
-    """Gives each connection to `on_connection`, after the statuses in `refusals`."""
-
-    def __init__(self, on_connection: Serve) -> None:
-        self.refusals: list[tuple[int, str]] = []
-        self.keys: list[str | None] = []
-        self.paths: list[str] = []
-        self.on_connection = on_connection
-        self.url = ""
-
-    def process(self, socket: ServerConnection, request: Request) -> Response | None:
-        self.keys.append(request.headers.get("Authorization"))
-        self.paths.append(request.path)
-        if not self.refusals:
-            return None
-        status, retry_after = self.refusals.pop(0)
-        answer = socket.respond(HTTPStatus(status), "")
-        answer.headers["Retry-After"] = retry_after
-        return answer
-
-
-@contextlib.asynccontextmanager
-async def served(on_connection: Serve) -> AsyncGenerator[Server]:
-    server = Server(on_connection)
-    async with (
-        asyncio.timeout(WITHIN_S),
-        serve(on_connection, "127.0.0.1", 0, process_request=server.process) as listening,
-    ):
-        server.url = f"ws://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"
-        yield server
-
-
-async def tell(socket: ServerConnection, **event: object) -> None:
-    await socket.send(orjson.dumps(event), text=True)
-
-
-async def told(socket: ServerConnection) -> dict[str, Any]:
-    return orjson.loads(await socket.recv())
-
-
-async def begin(socket: ServerConnection) -> dict[str, Any]:
-    """Let a client in; return its settings."""
-    await tell(socket, type="session.queue_done")
-    settings = await told(socket)
-    await tell(socket, type="session.created", session_id="s")
-    return settings
-
-
-async def end(socket: ServerConnection) -> None:
-    while (await told(socket))["type"] != "session.close":
-        pass
-    await tell(socket, type="session.closed", reason="user_stop")
-    await socket.close(1000)
-
-
-async def talk(socket: ServerConnection) -> None:
-    await begin(socket)
-    await end(socket)
 
 
 async def test_client_waits_as_long_as_a_busy_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +127,7 @@ def test_wait_that_nobody_knows_is_none() -> None:
     event = {"type": "session.queued", "position": 1, "estimated_wait_s": 0, "queue_length": 2}
     assert queue_place(event) == QueuePlace(1, 2, None)
     assert queue_place(event | {"estimated_wait_s": 7.5}).estimated_wait_s == 7.5
+    assert queue_place(event | {"reason": "no worker"}).reason == "no worker"
 
 
 async def test_interruption_makes_the_model_listen_and_drops_the_rest_of_the_turn() -> None:

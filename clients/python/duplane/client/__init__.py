@@ -11,6 +11,7 @@ from duplane.client.errors import (
 )
 from duplane.client.events import INPUT_RATE, OUTPUT_RATE, End, Output, QueuePlace
 from duplane.client.session import DuplexSession
+from duplane.client.sound import EncodedSound, encode
 
 __all__ = [
     "INPUT_RATE",
@@ -19,11 +20,13 @@ __all__ = [
     "ConnectionLostError",
     "DuplexError",
     "DuplexSession",
+    "EncodedSound",
     "End",
     "InputError",
     "Output",
     "QueuePlace",
     "RefusedError",
     "ServerError",
+    "encode",
     "retry_wait_s",
 ]

@@ -14,7 +14,8 @@ class DuplexError(Exception):
     """A session failed. `code` is the server's word for the reason, or empty.
 
     `close_code` is that of the WebSocket, `status` that of HTTP if the upgrade was refused, and
-    `retry_after_s` the wait that the server asks for.
+    `retry_after_s` the wait that the server asks for. `input_id` names the refused input, if `send`
+    gave it a name.
     """
 
     can_retry = True
@@ -28,6 +29,7 @@ class DuplexError(Exception):
         close_code: int | None = None,
         status: int | None = None,
         retry_after_s: float | None = None,
+        input_id: str | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}" if code else message)
         self.message = message
@@ -35,6 +37,7 @@ class DuplexError(Exception):
         self.close_code = close_code
         self.status = status
         self.retry_after_s = retry_after_s
+        self.input_id = input_id
 
 
 class InputError(DuplexError):

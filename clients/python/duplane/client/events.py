@@ -3,49 +3,68 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import json
 import sys
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
+
+from duplane.client.errors import InputError, ServerError
 
 INPUT_RATE = 16_000
 OUTPUT_RATE = 24_000
 
 Event = Mapping[str, Any]
 Dialect = Literal["A", "B"]
-NO_SOUND: array[float] = array("f")
+_NOTHING: Event = {}
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A place in the queue for a slot, from 1. `estimated_wait_s` is None if it is unknown."""
+    """A place in the queue for a slot, from 1. `estimated_wait_s` is None if it is unknown.
+
+    Then `reason` may say why: for example, that no worker serves such sessions now.
+    """
 
     position: int
     queue_length: int
     estimated_wait_s: float | None
     ticket_id: str = ""
+    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Output:
     """What the model does in one unit, or in B a part of it: text, audio and the end of a turn.
 
-    The parts of a unit have the same `index`. `audio` is float32 at 24 kHz. If `interrupted`, drop
-    what is not played yet. `dropped_units` counts units of input that the model never got.
+    The parts of a unit have the same `index`. If `interrupted`, drop what is not played yet.
+    `dropped_units` counts units of input that the model never got. `input_id` is the name that
+    `send` gave to the sound, in B. `metrics` are further measurements of the server, `received_s`
+    is the time of `time.monotonic` at which the message came.
     """
 
     index: int
     speaks: bool
     text: str = ""
-    audio: array[float] = field(default_factory=lambda: NO_SOUND)
+    encoded_audio: str = field(default="", repr=False)
+    """The speech as the server sent it: base64 of float32, little endian."""
     end_of_turn: bool = False
     interrupted: bool = False
     dropped_units: int = 0
     context_tokens: int = 0
     listen_probability: float | None = None
     turn_id: str | None = None
+    input_id: str | None = None
+    metrics: Event = field(default_factory=lambda: _NOTHING)
+    received_s: float = field(default_factory=time.monotonic, compare=False)
+
+    @cached_property
+    def audio(self) -> array[float]:
+        """The speech: float32 at 24 kHz. Raises ServerError if it cannot be read."""
+        return sound_of(self.encoded_audio)
 
     def pcm16(self) -> bytes:
         """Return the audio as int16, little endian."""
@@ -69,13 +88,13 @@ def little_endian(samples: array[Any]) -> bytes:
     return samples.tobytes()
 
 
-def sound_of(encoded: object) -> array[float]:
-    """Return float32 samples from base64. Raises ValueError."""
+def sound_of(encoded: str) -> array[float]:
+    """Return float32 samples from base64. Raises ServerError."""
     samples: array[float] = array("f")
     try:
-        samples.frombytes(base64.b64decode(str(encoded), validate=True))
-    except binascii.Error:
-        raise ValueError("the server sent audio that is not base64") from None
+        samples.frombytes(base64.b64decode(encoded, validate=True))
+    except ValueError:
+        raise ServerError("the server sent audio that is not base64 of float32") from None
     if sys.byteorder == "big":
         samples.byteswap()
     return samples
@@ -89,13 +108,29 @@ def queue_place(event: Event) -> QueuePlace:
         int(event.get("queue_length", 0)),
         float(wait_s) if wait_s else None,
         str(event.get("ticket_id", "")),
+        str(event.get("reason", "")),
     )
 
 
+def error_of(event: Event) -> InputError:
+    """Return the error in an event `error`."""
+    input_id = event.get("input_id")
+    match event.get("error"):
+        case {"code": str(code), "message": str(message)}:
+            pass
+        case other:
+            code, message = "", str(other)
+    return InputError(message, code, input_id=None if input_id is None else str(input_id))
+
+
 def settings_event(
-    dialect: Dialect, instructions: str, voice: str | None, options: Mapping[str, object]
+    dialect: Dialect,
+    instructions: str,
+    voice: str | None,
+    seed: int | None,
+    options: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the first event of a client. `voice` is base64 of a sound file."""
+    """Return the first event of a client. `voice` is base64 of a sound file. A has no seed."""
     if dialect == "A":
         session: dict[str, object] = {"instructions": instructions}
         if voice is not None:
@@ -104,6 +139,8 @@ def settings_event(
             session["voice_config"] = dict(options)
         return {"type": "session.update", "session": session}
     payload: dict[str, object] = {"system_prompt": instructions}
+    if seed is not None:
+        payload["seed"] = seed
     if voice is not None:
         payload["voice"] = {"ref_audio_base64": voice, "tts_ref_audio_base64": voice}
     if options:
@@ -111,18 +148,30 @@ def settings_event(
     return {"type": "session.init", "payload": payload}
 
 
-def append_event(
-    dialect: Dialect, audio: str, pictures: Sequence[str], *, force_listen: bool
-) -> dict[str, object]:
-    """Return an event with sound and pictures, which are base64."""
-    content: dict[str, object] = {"audio": audio} if audio else {}
+def append_message(
+    dialect: Dialect,
+    audio: str,
+    pictures: Sequence[str],
+    *,
+    force_listen: bool,
+    input_id: str | None,
+) -> str:
+    """Return an event with sound and pictures, which are base64, as JSON. A has no `input_id`."""
+    more: dict[str, object] = {}
     if pictures:
-        content["video_frames"] = list(pictures)
+        more["video_frames"] = list(pictures)
     if force_listen:
-        content["force_listen"] = True
+        more["force_listen"] = True
+    if input_id is not None:
+        more["input_id"] = input_id
+    # Base64 needs no escapes, and JSON would look for them for longer than all the rest takes.
+    fields = [f'"audio":"{audio}"'] if audio else []
+    if more:
+        fields.append(json.dumps(more, separators=(",", ":"))[1:-1])
+    content = ",".join(fields)
     if dialect == "A":
-        return {"type": "input_audio_buffer.append", **content}
-    return {"type": "input.append", "input": content}
+        return f'{{"type":"input_audio_buffer.append",{content}}}'
+    return f'{{"type":"input.append","input":{{{content}}}}}'
 
 
 class OutputReader:
@@ -130,53 +179,81 @@ class OutputReader:
 
     def __init__(self) -> None:
         self._index = -1
+        self._has_numbers = False  # the server numbers the units of B
+        self._last_kind: object = None
         self._is_flushing = False
+
+    def begin(self, created: Event) -> None:
+        """Note what `session.created` says: servers of B that count tokens number the units."""
+        self._has_numbers = "usage" in created
 
     def flush(self) -> None:
         """Drop the rest of the turn: speech, until the model listens or the turn ends."""
         self._is_flushing = True
 
-    def read(self, event: Event) -> Output | None:
-        """Return the output in an event; None if it has none. Raises ValueError."""
-        match event.get("type"):
-            case "response.listen" | "response.output_audio.delta":
-                self._index += 1
-                output = self._output(event, speaks=event["type"] != "response.listen")
-            case "response.output.delta":
-                output = self._part(event)
-            case _:
-                return None
+    def read(self, event: Event, received_s: float) -> Output | None:
+        """Return the output in an event; None if it has none. Raises ServerError."""
+        try:
+            output = self._read(event, received_s)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ServerError(f"the server sent an output that cannot be read: {error}") from None
         if output is None or not self._is_flushing:
             return output
         if not output.speaks or output.end_of_turn:
             self._is_flushing = False
         return None if output.speaks else output
 
-    def _part(self, event: Event) -> Output | None:
-        speaks = event.get("kind") != "listen"
-        if isinstance(index := event.get("chunk_index"), int):
-            self._index = index
-        elif not (event.get("audio") or event.get("text") or event.get("response_id")) or (
-            event.get("kind") == "text" and not event.get("text")
-        ):
-            return None  # the answer to an append that completes no unit
-        ends = not speaks and event.get("response_id") is not None
-        return self._output(event, speaks=speaks, ends=ends)
+    def _read(self, event: Event, received_s: float) -> Output | None:
+        match event.get("type"):
+            case "response.listen" | "response.output_audio.delta":
+                self._index += 1
+                speaks = event["type"] != "response.listen"
+                return self._output(event, received_s, speaks=speaks, is_first=True)
+            case "response.output.delta":
+                return self._part(event, received_s)
+            case _:
+                return None
 
-    def _output(self, event: Event, *, speaks: bool, ends: bool = False) -> Output:
-        metrics: Event = event.get("metrics") or {}
-        is_first = "chunk_index" in event or event["type"] != "response.output.delta"
-        turn_id = event.get("response_id")
+    def _part(self, event: Event, received_s: float) -> Output | None:
+        kind, before = event.get("kind"), self._last_kind
+        self._last_kind = kind
+        speaks = kind != "listen"
+        ends = not speaks and event.get("response_id") is not None
+        if is_first := "chunk_index" in event:
+            self._has_numbers = True
+            self._index = int(event["chunk_index"])
+        elif not self._has_numbers:  # each unit begins with text, or it is one listen
+            is_first = not ends and not (kind == "audio" and before == "text")
+            if is_first or self._index < 0:
+                self._index += 1
+        elif not (event.get("audio") or event.get("text") or ends):
+            return None  # the answer to an append that completes no unit
+        return self._output(event, received_s, speaks=speaks, is_first=is_first, ends=ends)
+
+    def _output(
+        self,
+        event: Event,
+        received_s: float,
+        *,
+        speaks: bool,
+        is_first: bool,
+        ends: bool = False,
+    ) -> Output:
+        metrics: Event = event.get("metrics") or _NOTHING
+        turn_id, input_id = event.get("response_id"), event.get("input_id")
         tokens = event.get("kv_cache_length", metrics.get("kv_cache_length", 0))
         return Output(
             index=self._index,
             speaks=speaks,
             text=str(event.get("text") or ""),
-            audio=sound_of(event["audio"]) if event.get("audio") else NO_SOUND,
+            encoded_audio=str(event.get("audio") or ""),
             end_of_turn=ends or bool(event.get("end_of_turn")),
             interrupted=bool(event.get("interrupted")),
             dropped_units=int(metrics.get("dropped_units", 0)) if is_first else 0,
             context_tokens=int(tokens),
             listen_probability=metrics.get("listen_probability"),
             turn_id=None if turn_id is None else str(turn_id),
+            input_id=None if input_id is None else str(input_id),
+            metrics=metrics,
+            received_s=received_s,
         )

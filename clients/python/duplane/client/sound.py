@@ -12,6 +12,7 @@ import operator
 import struct
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from duplane.client.events import INPUT_RATE, little_endian
@@ -87,6 +88,10 @@ class Resampler:
         self._waiting = waiting[at:]
         return made
 
+    def tail(self) -> array[float]:
+        """Return the last samples, which wait for more sound. The stream is over."""
+        return array("f") if self._up == self._down else self.add(array("f", bytes(4 * self._half)))
+
     def _taps(self, phase: int) -> list[float]:
         """Return the filter for an output `phase / up` after the input sample `half - 1`."""
         offset = phase / self._up + self._half - 1
@@ -126,6 +131,24 @@ def encoded(samples: array[float], uplink: Uplink) -> str:
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
     head = struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
     return base64.b64encode(head + form + struct.pack("<4sI", b"data", size) + content).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSound:
+    """Sound that is ready to be sent, to one session or many, as often as wanted."""
+
+    pieces: tuple[str, ...] = field(repr=False)
+    """Base64, each of at most a second."""
+
+
+def encode(sound: Buffer, *, rate: int = INPUT_RATE, uplink: Uplink = "int16") -> EncodedSound:
+    """Encode sound once, for `DuplexSession.send`. It is a whole, not a piece of a stream.
+
+    Raises ValueError.
+    """
+    resampler = Resampler(rate)
+    samples = resampler.add(samples_of(sound)) + resampler.tail()
+    return EncodedSound(tuple(encoded(piece, uplink) for piece in pieces(samples) if piece))
 
 
 def pieces(samples: array[float]) -> Iterator[array[float]]:
