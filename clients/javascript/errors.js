@@ -3,12 +3,13 @@
 const MAX_WAIT_S = 30; // the longest wait that a client chooses by itself
 
 export class DuplexError extends Error {
-  constructor(detail, { code = "", closeCode = null } = {}) {
+  constructor(detail, { code = "", closeCode = null, inputId = null } = {}) {
     super(code ? `${code}: ${detail}` : detail);
     this.name = this.constructor.name;
     this.detail = detail;
     this.code = code;
     this.closeCode = closeCode;
+    this.inputId = inputId;
   }
 
   get canRetry() {

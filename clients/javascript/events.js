@@ -11,11 +11,12 @@ export function queuePlace(event) {
     queueLength: event.queue_length,
     estimatedWaitS: event.estimated_wait_s || null,
     ticketId: event.ticket_id ?? "",
+    reason: event.reason ?? "",
   };
 }
 
-/** Return the first event of a client. `voice` is base64 of a sound file, or null. */
-export function settingsEvent(dialect, instructions, voice, options) {
+/** Return the first event of a client. `voice` is base64 of a sound file, or null. A has no seed. */
+export function settingsEvent(dialect, instructions, voice, seed, options) {
   const hasOptions = Object.keys(options).length > 0;
   if (dialect === "A") {
     const session = { instructions };
@@ -24,17 +25,19 @@ export function settingsEvent(dialect, instructions, voice, options) {
     return { type: "session.update", session };
   }
   const payload = { system_prompt: instructions };
+  if (seed !== null) payload.seed = seed;
   if (voice) payload.voice = { ref_audio_base64: voice, tts_ref_audio_base64: voice };
   if (hasOptions) payload.config = options;
   return { type: "session.init", payload };
 }
 
-/** Return an event with sound and pictures, which are base64. */
-export function appendEvent(dialect, audio, pictures, forceListen) {
+/** Return an event with sound and pictures, which are base64. A has no `inputId`. */
+export function appendEvent(dialect, audio, pictures, forceListen, inputId) {
   const content = {};
   if (audio) content.audio = audio;
   if (pictures.length > 0) content.video_frames = pictures;
   if (forceListen) content.force_listen = true;
+  if (inputId !== null) content.input_id = inputId;
   if (dialect === "A") return { type: "input_audio_buffer.append", ...content };
   return { type: "input.append", input: content };
 }
@@ -42,7 +45,14 @@ export function appendEvent(dialect, audio, pictures, forceListen) {
 /** Makes outputs of the events of one session, and drops the speech that is interrupted. */
 export class OutputReader {
   #index = -1;
+  #hasNumbers = false; // the server numbers the units of B
+  #lastKind = "";
   #isFlushing = false;
+
+  /** Note what `session.created` says: servers of B that count tokens number the units. */
+  begin(created) {
+    this.#hasNumbers = created.usage !== undefined;
+  }
 
   /** Drop the rest of the turn: speech, until the model listens or the turn ends. */
   flush() {
@@ -71,12 +81,19 @@ export class OutputReader {
   }
 
   #part(event) {
-    const isFirst = Number.isInteger(event.chunk_index);
+    const before = this.#lastKind;
+    this.#lastKind = event.kind;
+    let isFirst = Number.isInteger(event.chunk_index);
     const speaks = event.kind !== "listen";
     const isEnd = !speaks && event.response_id != null;
-    if (isFirst) this.#index = event.chunk_index;
-    // An append that completes no unit is answered, too.
-    else if (!event.audio && !event.text && !isEnd) return null;
+    if (isFirst) {
+      this.#hasNumbers = true;
+      this.#index = event.chunk_index;
+    } else if (!this.#hasNumbers) {
+      // Each unit begins with text, or it is one listen.
+      isFirst = !isEnd && !(event.kind === "audio" && before === "text");
+      if (isFirst || this.#index < 0) this.#index += 1;
+    } else if (!event.audio && !event.text && !isEnd) return null; // it completes no unit
     return this.#output(event, speaks, isEnd, isFirst);
   }
 
@@ -93,6 +110,8 @@ export class OutputReader {
       contextTokens: event.kv_cache_length ?? metrics.kv_cache_length ?? 0,
       listenProbability: metrics.listen_probability ?? null,
       turnId: event.response_id ?? null,
+      inputId: event.input_id ?? null,
+      metrics,
     };
   }
 }

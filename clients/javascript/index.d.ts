@@ -3,18 +3,23 @@ export const INPUT_RATE: 16000;
 /** The rate of the sound that the server sends, in Hz. */
 export const OUTPUT_RATE: 24000;
 
-/** A place in the queue for a slot, from 1. `estimatedWaitS` is null if it is unknown. */
+/**
+ * A place in the queue for a slot, from 1. `estimatedWaitS` is null if it is unknown. Then `reason`
+ * may say why.
+ */
 export interface QueuePlace {
   position: number;
   queueLength: number;
   estimatedWaitS: number | null;
   ticketId: string;
+  reason: string;
 }
 
 /**
  * What the model does in one unit, or in B a part of it: text, audio and the end of a turn. The
  * parts of a unit have the same `index`. `audio` is float32 at 24 kHz. If `interrupted`, drop what
- * is not played yet. `droppedUnits` counts units of input that the model never got.
+ * is not played yet. `droppedUnits` counts units of input that the model never got. `inputId` is the
+ * name that `send` gave to the sound, in B. `metrics` are further measurements of the server.
  */
 export interface Output {
   index: number;
@@ -27,6 +32,8 @@ export interface Output {
   contextTokens: number;
   listenProbability: number | null;
   turnId: string | null;
+  inputId: string | null;
+  metrics: Record<string, unknown>;
 }
 
 /** An event of the protocol, as the server sent it. */
@@ -40,6 +47,8 @@ export interface SessionOptions {
   instructions?: string;
   /** A WAV file with the voice to speak with. */
   voice?: Uint8Array;
+  /** The same seed and sound give the same answers. B only. */
+  seed?: number;
   /** Settings of the model, such as `length_penalty`. */
   options?: Record<string, unknown>;
   model?: string;
@@ -51,6 +60,8 @@ export interface SessionOptions {
   attempts?: number;
   /** The first wait between two attempts, in seconds. Default: 1. */
   retryBaseS?: number;
+  /** How long one attempt waits for the connection. Default: 10. */
+  connectTimeoutS?: number;
   /** How long one attempt waits for a slot. Default: 600. */
   queueTimeoutS?: number;
   onQueue?: (place: QueuePlace) => void;
@@ -81,11 +92,11 @@ export class DuplexSession implements AsyncIterable<Output> {
   connect(options?: { signal?: AbortSignal }): Promise<this>;
   /**
    * Send mono sound of 8 to 192 kHz (default: 16 kHz), and pictures, which are files. Returns
-   * false if nothing was sent.
+   * false if nothing was sent. In B the outputs and errors about this sound have its `inputId`.
    */
   send(
     sound: Int16Array | Float32Array,
-    options?: { rate?: number; pictures?: Uint8Array[] },
+    options?: { rate?: number; pictures?: Uint8Array[]; inputId?: string },
   ): boolean;
   /** Stop the model: the next sound makes it listen, and the rest of its turn is dropped. */
   interrupt(): void;
@@ -100,6 +111,7 @@ export class DuplexSession implements AsyncIterable<Output> {
 export interface ErrorDetails {
   code?: string;
   closeCode?: number;
+  inputId?: string;
 }
 
 /** A session failed. `code` is the server's word for the reason, or empty. */
@@ -109,6 +121,8 @@ export class DuplexError extends Error {
   readonly detail: string;
   readonly code: string;
   readonly closeCode: number | null;
+  /** The name of the refused input, if `send` gave it one. */
+  readonly inputId: string | null;
   /** Whether a new session may succeed with the same arguments. */
   readonly canRetry: boolean;
 }

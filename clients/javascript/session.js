@@ -43,15 +43,19 @@ export class DuplexSession {
       dialect: "B",
       mode: "audio",
       instructions: "You are a helpful assistant.",
+      seed: null,
       options: {},
       uplink: "int16",
       attempts: 5,
       retryBaseS: 1,
+      connectTimeoutS: 10,
       queueTimeoutS: 600,
       WebSocket: globalThis.WebSocket,
       ...options,
     };
     if (!this.#options.WebSocket) throw new TypeError("there is no WebSocket: give one in options");
+    const { dialect, seed } = this.#options;
+    if (seed !== null && dialect === "A") throw new TypeError("seed: dialect A has none");
     this.#url = fullUrl(url, this.#options);
   }
 
@@ -82,16 +86,19 @@ export class DuplexSession {
 
   async #attempt(signal) {
     signal.throwIfAborted();
-    const { queueTimeoutS } = this.#options;
+    const { connectTimeoutS, queueTimeoutS } = this.#options;
     const socket = this.#newSocket();
     this.#refusal = null;
-    let timer;
+    const timers = [];
     let stop;
     try {
       await new Promise((resolve, reject) => {
-        timer = setTimeout(() => {
-          reject(new BusyError(`no slot within ${queueTimeoutS} s`));
-        }, queueTimeoutS * 1000);
+        const after = (seconds, action) => timers.push(setTimeout(action, seconds * 1000));
+        after(connectTimeoutS, () => {
+          const reason = `the server does not answer within ${connectTimeoutS} s`;
+          if (socket.readyState === 0) reject(new ConnectionLostError(reason));
+        });
+        after(queueTimeoutS, () => reject(new BusyError(`no slot within ${queueTimeoutS} s`)));
         stop = () => reject(signal.reason);
         signal.addEventListener("abort", stop);
         socket.onclose = (closed) => reject(this.#errorOfClose(closed));
@@ -109,7 +116,7 @@ export class DuplexSession {
       socket.close();
       throw error;
     } finally {
-      clearTimeout(timer);
+      timers.forEach(clearTimeout);
       signal.removeEventListener("abort", stop);
     }
   }
@@ -136,6 +143,7 @@ export class DuplexSession {
         return false;
       case "session.created":
         this.created = event;
+        this.#outputs.begin(event);
         // From here on: events that come before `connect` has returned are not lost.
         socket.onmessage = ({ data }) => this.#guard(() => this.#take(this.#parsed(data)));
         socket.onclose = (closed) => this.#closed(closed);
@@ -152,13 +160,16 @@ export class DuplexSession {
   }
 
   #settings() {
-    const { dialect, instructions, voice, options } = this.#options;
-    return settingsEvent(dialect, instructions, voice ? toBase64(voice) : null, options);
+    const { dialect, instructions, voice, seed, options } = this.#options;
+    return settingsEvent(dialect, instructions, voice ? toBase64(voice) : null, seed, options);
   }
 
   // --- what the client does ---
 
-  send(sound, { rate = INPUT_RATE, pictures = [] } = {}) {
+  send(sound, { rate = INPUT_RATE, pictures = [], inputId = null } = {}) {
+    if (inputId !== null && this.#options.dialect === "A") {
+      throw new TypeError("inputId: dialect A has none");
+    }
     const given = samplesOf(sound);
     if (this.#isPaused || this.#isClosing || !this.#isOpen()) return false;
     if (this.#resampler?.rate !== rate) this.#resampler = new Resampler(rate);
@@ -170,16 +181,16 @@ export class DuplexSession {
     if (samples.length === 0 && pictures.length === 0) return false;
     let frames = pictures.map(toBase64);
     for (let at = 0; at === 0 || at < samples.length; at += INPUT_RATE) {
-      this.#append(samples.subarray(at, at + INPUT_RATE), frames);
+      this.#append(samples.subarray(at, at + INPUT_RATE), frames, inputId);
       frames = [];
     }
     return true;
   }
 
-  #append(piece, frames) {
+  #append(piece, frames, inputId) {
     const { dialect, uplink } = this.#options;
     const audio = piece.length > 0 ? encodedSound(piece, uplink) : "";
-    this.#tell(this.#socket, appendEvent(dialect, audio, frames, this.#mustListen));
+    this.#tell(this.#socket, appendEvent(dialect, audio, frames, this.#mustListen, inputId));
     this.#mustListen = false;
   }
 
@@ -338,7 +349,7 @@ function fullUrl(text, { mode, model }) {
 
 function errorOf(event) {
   const { code = "", message = JSON.stringify(event.error) } = event.error ?? {};
-  return new InputError(message, { code });
+  return new InputError(message, { code, inputId: event.input_id ?? null });
 }
 
 function sleep(ms, signal) {

@@ -4,6 +4,7 @@ import {
   BusyError, ConnectionLostError, DuplexSession, InputError, RefusedError, ServerError, retryWaitS,
 } from "../index.js";
 import { errorOfClose } from "../errors.js";
+import { OutputReader } from "../events.js";
 
 // Sockets without a network: each new one gets the next of `plans`, which plays the server.
 function network(...plans) {
@@ -96,7 +97,7 @@ test("refused settings are an error of the input", async () => {
 
 test("a client leaves the queue by close, by a signal, and after the time limit", async () => {
   const queued = (leave) => (socket) => {
-    socket.tell({ type: "session.queued", position: 2, queue_length: 3, estimated_wait_s: 0 });
+    socket.tell({ type: "session.queued", position: 2, queue_length: 3, estimated_wait_s: 0, reason: "no worker" });
     leave();
   };
   const places = [];
@@ -105,7 +106,8 @@ test("a client leaves the queue by close, by a signal, and after the time limit"
   const first = network(queued(() => session.close()));
   session = new DuplexSession(URL, { ...first.options, onQueue });
   await assert.rejects(session.connect(), { name: "AbortError" });
-  assert.deepEqual(places, [{ position: 2, queueLength: 3, estimatedWaitS: null, ticketId: "" }]);
+  const place = { position: 2, queueLength: 3, estimatedWaitS: null, ticketId: "" };
+  assert.deepEqual(places, [{ ...place, reason: "no worker" }]);
   const abort = new AbortController();
   const second = network(queued(() => abort.abort()));
   session = new DuplexSession(URL, second.options);
@@ -180,4 +182,55 @@ test("the type of an error says whether to try again", () => {
     }
   }
   for (const code of [1003, 1008, 1009]) assert.equal(retryWaitS(errorOfClose(code, ""), 0), null);
+});
+
+test("a seed and the name of an input reach the server in B only", async () => {
+  const { session, socket, outputs } = await talking({ seed: 7 });
+  assert.equal(socket.sent[0].payload.seed, 7);
+  session.send(new Int16Array(320), { inputId: "sound" });
+  assert.equal(socket.sent[1].input.input_id, "sound");
+  socket.tell({ ...listen(0), input_id: "sound", metrics: { wall_clock_ms: 5 } });
+  const { value } = await outputs.next();
+  assert.deepEqual([value.inputId, value.metrics], ["sound", { wall_clock_ms: 5 }]);
+  const error = { code: "invalid_payload", message: "input.audio: no" };
+  socket.tell({ type: "error", input_id: "sound", error });
+  await assert.rejects(outputs.next(), { name: "InputError", inputId: "sound" });
+  const { options } = network();
+  const inA = { ...options, dialect: "A" };
+  assert.throws(() => new DuplexSession(URL, { ...inA, seed: 7 }), /seed/);
+  const other = new DuplexSession(URL, inA);
+  assert.throws(() => other.send(new Int16Array(320), { inputId: "sound" }), /inputId/);
+});
+
+test("units of a server that numbers none are counted", () => {
+  const plain = new OutputReader();
+  plain.begin({ type: "session.created" });
+  const numbered = new OutputReader();
+  numbered.begin({ type: "session.created", usage: {} });
+  const part = (kind, more = {}) => ({ type: "response.output.delta", kind, ...more });
+  const inTurn = { response_id: "r" };
+  const parts = [
+    [null, 0, part("listen")],
+    [0, 1, part("listen")],
+    [1, 2, part("text", { ...inTurn, text: "a" })],
+    [null, 2, part("audio", { ...inTurn, audio: "AAAAAA==" })],
+    [2, 3, part("text", { ...inTurn, text: "b" })],
+    [null, 3, part("listen", inTurn)],
+    [3, 4, part("listen")],
+  ];
+  for (const [number, counted, event] of parts) {
+    assert.equal(plain.read(event).index, counted);
+    const output = numbered.read(number === null ? event : { ...event, chunk_index: number });
+    // The answer to an append that completes no unit has no number and no content.
+    assert.equal(output === null, event === parts[0][2]);
+  }
+});
+
+test("a server that does not answer is given up", async () => {
+  const { sockets, options } = network((socket) => {
+    socket.readyState = 0;
+  });
+  const settings = { ...options, attempts: 1, connectTimeoutS: 0.01 };
+  await assert.rejects(new DuplexSession(URL, settings).connect(), /does not answer within 0.01 s/);
+  assert.equal(sockets.length, 1);
 });
