@@ -175,7 +175,7 @@ class SchedulerMetrics:
     # The methods below compute gauges whenever Prometheus reads the metrics.
 
     def _observe(self) -> Iterable[Metric]:
-        pools = set(self._slots.pools)
+        pools = {*self._slots.pools, *self._state.expected_pools}
         yield gauges(
             "duplane_slots",
             "Slots of all attached workers, as this scheduler knows them.",
@@ -219,5 +219,5 @@ class SchedulerMetrics:
 
 
 def _pool_label(pool: str, pools: set[str]) -> str:
-    """Return the name of a pool with workers, else `other`, because callers can send any name."""
+    """Return the name of a known pool, else `other`, because callers can send any name."""
     return pool if pool in pools or not pool else OTHER

@@ -85,7 +85,7 @@ class Scheduler:
             self._store_credentials = StoreCredentials(settings)
         except ValueError as error:
             raise process.StartError(str(error)) from None
-        state = SchedulerState(time.monotonic)
+        state = SchedulerState(time.monotonic, settings.pools)
         self.metrics = SchedulerMetrics(state)
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)

@@ -11,7 +11,14 @@ from cyclopts.types import ExistingFile
 
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.bounds import MAX_CLAIM_TIMEOUT_S
-from duplane.fabric.settings import LogFormat, LogLevel, PositiveFloat, PositiveInt, check_bounds
+from duplane.fabric.settings import (
+    LogFormat,
+    LogLevel,
+    Names,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+)
 from duplane.fabric.tls.settings import FabricTlsSettings
 from duplane.scheduler.store.url import check_url
 
@@ -42,6 +49,10 @@ class SchedulerSettings:
     signing_key_age_s: Annotated[float, Ge(60)] = 86_400.0
     """Seconds after which a scheduler replaces the key that it signs leases with, at least 60. The
     key of --signing-key is never replaced."""
+    pools: Names = ()
+    """Names of pools, separated by commas, whose workers are started when sessions wait. While such
+    a pool has no worker, its sessions wait, and the metrics count them under its name. Default:
+    sessions of a pool without workers are refused if another pool has workers."""
     ticket_limit: PositiveInt = 1000
     """Maximum number of sessions that wait in the fabric; more are refused with QUEUE_FULL."""
     tenant_ticket_share: Annotated[float, Gt(0), Le(1)] = 0.1

@@ -8,7 +8,7 @@ way to the store.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -45,8 +45,10 @@ class SchedulerState:
     `unreachable_listeners` is called with the id of a worker that a caller could not reach.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], pools: Iterable[str] = ()) -> None:
+        """`pools` may have no workers for a time; their sessions wait meanwhile."""
         self.clock = clock
+        self.expected_pools = frozenset(pools)
         self.revision = 0
         self.return_count = 0  # number of tickets that were put ahead of others
         self.workers: dict[str, Worker] = {}
@@ -182,6 +184,14 @@ class SchedulerState:
     def queue_length(self, ticket: Ticket) -> int:
         """Return how many tickets wait in the same queue as `ticket`."""
         return len(self._queue(ticket) or ())
+
+    def may_wait(self, request: lease_pb2.AcquireLeaseRequest) -> bool:
+        """True if an attached worker serves a request, or if a worker may attach that does."""
+        if not self.workers or self.serves(request):
+            return True
+        pool = self._pools.get(request.pool)
+        has_workers = pool is not None and pool.slots.group_count > 0
+        return request.pool in self.expected_pools and not has_workers
 
     def serves(self, request: lease_pb2.AcquireLeaseRequest) -> bool:
         """True if an attached worker, draining or not, meets the kind and needs of a request."""

@@ -236,7 +236,7 @@ class Waiters:
         # A caller may return before the worker that serves its kind attaches again.
         self.check_model(request)
         is_first = not request.ticket_id
-        if is_first and self._state.workers and not self._state.serves(request):
+        if is_first and not self._state.may_wait(request):
             kind = kind_name(request.kind)
             message = f"no worker of pool {request.pool!r}{needs_of(request)} serves {kind}"
             raise FabricError(Reason.KIND_NOT_SERVED, message)

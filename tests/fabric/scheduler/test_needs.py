@@ -76,6 +76,19 @@ async def test_needs_that_no_attached_worker_meets_are_refused_by_name() -> None
         assert both.reason is Reason.KIND_NOT_SERVED
 
 
+async def test_session_of_an_expected_pool_without_workers_waits_for_the_first_one() -> None:
+    async with SchedulerHarness.running(pools=("empty",)) as harness:
+        await harness.worker("a")
+        refused = await (await harness.caller(pool="unknown")).refused()
+        assert refused.reason is Reason.KIND_NOT_SERVED
+        waiting = await harness.caller(pool="empty", needs={"model": "m"})
+        await waiting.stands(1)
+        await harness.worker("b", pool="empty", labels={"model": "m"})
+        assert (await waiting.granted()).worker_id == "b"
+        refused = await (await harness.caller(pool="empty", needs={"model": "n"})).refused()
+        assert refused.reason is Reason.KIND_NOT_SERVED
+
+
 async def test_ticket_cannot_be_taken_over_with_other_needs() -> None:
     async with SchedulerHarness.running() as harness:
         first = await harness.caller(needs={"model": "a"})

@@ -54,6 +54,21 @@ def test_ticket_that_moves_to_another_pool_or_kind_is_counted_once(
     assert not oldest()
 
 
+def test_expected_pool_has_its_name_in_the_metrics_also_without_workers() -> None:
+    state = SchedulerState(lambda: 100.0, ["x"])
+    registry = SchedulerMetrics(state).registry
+
+    def tickets(pool: str) -> float | None:
+        labels = {"pool": pool, "kind": "audio_duplex"}
+        return registry.get_sample_value("duplane_queue_tickets", labels)
+
+    assert (tickets("x"), tickets("other")) == (0, None)
+    state.apply(TicketPut(1, ticket("first", "x", AUDIO)))
+    assert (tickets("x"), tickets("other")) == (1, None)
+    labels = {"role": "scheduler", "pool": "x", "state": "free"}
+    assert registry.get_sample_value("duplane_slots", labels) == 0
+
+
 class LosableStore(MemoryStore):
     """A store whose contact a test can lose."""
 
