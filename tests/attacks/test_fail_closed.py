@@ -127,6 +127,16 @@ async def test_metrics_beyond_this_machine_must_be_allowed() -> None:
     await starts_and_ends(scheduler.serve, allowed)
 
 
+async def test_health_beyond_this_machine_needs_no_flag() -> None:
+    """Probes have no certificates, and the answers have no details."""
+    for serve, settings in (
+        (scheduler.serve, of_scheduler),
+        (worker.serve, of_worker),
+        (edge.serve, of_edge),
+    ):
+        await starts_and_ends(serve, settings(health_listen="0.0.0.0:0"))
+
+
 async def test_recordings_must_have_an_age(tmp_path: Path) -> None:
     told = await refusal(edge.serve, of_edge(recording=RecordingSettings(tmp_path / "r")))
     assert "--record-days unlimited" in told

@@ -33,6 +33,7 @@ from duplane.edge.transport.tls import Certificate
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.exposure import warned_hourly
+from duplane.fabric.monitoring.health import reported_health
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
@@ -75,6 +76,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
     telemetry = Telemetry("edge")
     try:
         async with (
+            reported_health("edge", settings.health_listen, shutdown) as health,
             warned_hourly(warning),
             FabricClient(settings.schedulers, credentials) as fabric,
             watching_files(fabric_files),
@@ -85,6 +87,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
             reloading = asyncio.create_task(edge.reload_on(reload_asked, fabric_files))
             try:
+                health.start()
                 announce("edge", edge.address)
                 await shutdown.wait()
                 await edge.drain()

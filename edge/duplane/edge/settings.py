@@ -300,6 +300,11 @@ class EdgeSettings:
     can reach needs --metrics-public. Default: nowhere."""
     metrics_public: bool = False
     """Allow that other machines read the metrics."""
+    health_listen: str = ""
+    """Address at which probes ask for the health of this process, as HOST:PORT; port 0 picks a free
+    one. /livez, /readyz and /startupz answer 200 or 503, /status answers with a JSON object. There
+    is no TLS and no authentication, also beyond this machine, and the answers have no details.
+    Default: nowhere."""
     continuity: Literal["off", "worker"] = "worker"
     """What a duplex session survives. `worker`: its worker may be lost, and the conversation
     continues at another one. The edge then keeps the session's audio in memory until the session
@@ -326,6 +331,8 @@ class EdgeSettings:
         parse_address(self.listen, "listen", min_port=0)
         if self.metrics_listen:
             parse_address(self.metrics_listen, "metrics_listen", min_port=0)
+        if self.health_listen:
+            parse_address(self.health_listen, "health_listen", min_port=0)
         parse_labels(self.needs, "needs")
         if not self.schedulers:
             raise ValueError("schedulers is empty, must name at least one")

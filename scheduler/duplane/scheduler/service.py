@@ -18,6 +18,7 @@ from typing import NoReturn
 from duplane.fabric import process
 from duplane.fabric.channel import CallLimits, FabricServer
 from duplane.fabric.exposure import warned_hourly
+from duplane.fabric.monitoring.health import reported_health
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.tls.credentials import open_credentials
@@ -156,6 +157,11 @@ class Scheduler:
         return address
 
     @property
+    def is_serving(self) -> bool:
+        """False while this scheduler refuses calls."""
+        return self._availability.is_serving
+
+    @property
     def watched_files(self) -> Sequence[WatchedFiles]:
         """The files that this scheduler reads again when they change."""
         of_fabric = self._credentials.watched_files if self._credentials else ()
@@ -193,12 +199,14 @@ async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None
     registry = scheduler.metrics.registry
     try:
         async with (
+            reported_health("scheduler", settings.health_listen, shutdown) as health,
             warned_hourly(warning),
             published(registry, settings.metrics_listen),
             asyncio.TaskGroup() as tasks,
         ):
             address = await scheduler.start(tasks)
             reload_on_hangup(scheduler.watched_files)
+            health.start(accepts=lambda: scheduler.is_serving)
             process.announce("scheduler", address)
             try:
                 await shutdown.wait()

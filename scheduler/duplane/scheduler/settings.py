@@ -79,6 +79,11 @@ class SchedulerSettings:
     can reach needs --metrics-public. Default: nowhere."""
     metrics_public: bool = False
     """Allow that other machines read the metrics."""
+    health_listen: str = ""
+    """Address at which probes ask for the health of this process, as HOST:PORT; port 0 picks a free
+    one. /livez, /readyz and /startupz answer 200 or 503, /status answers with a JSON object. There
+    is no TLS and no authentication, also beyond this machine, and the answers have no details.
+    Default: nowhere."""
     log_level: LogLevel = "INFO"
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""
@@ -91,6 +96,8 @@ class SchedulerSettings:
         parse_address(self.listen, "listen", min_port=0)
         if self.metrics_listen:
             parse_address(self.metrics_listen, "metrics_listen", min_port=0)
+        if self.health_listen:
+            parse_address(self.health_listen, "health_listen", min_port=0)
         check_url(self.store)
         if (self.store_cert is None) != (self.store_key is None):
             raise ValueError("store_cert and store_key must be given together")

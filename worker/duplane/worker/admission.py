@@ -87,6 +87,11 @@ class Admission:
         return self._is_ending
 
     @property
+    def is_stuck(self) -> bool:
+        """True as long as the device does not answer."""
+        return self._is_stuck
+
+    @property
     def is_idle(self) -> bool:
         """True if no slot is held by a session or being cleaned."""
         held = (SlotState.OCCUPIED, SlotState.CLEANING)

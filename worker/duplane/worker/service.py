@@ -12,6 +12,7 @@ from duplane.fabric import process
 from duplane.fabric.channel import CallLimits, FabricServer
 from duplane.fabric.durations import to_duration
 from duplane.fabric.exposure import warned_hourly
+from duplane.fabric.monitoring.health import Health, reported_health
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.releases import WORKER_FEATURES, own_release
@@ -64,6 +65,21 @@ async def serve(
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if device is None:
         check_start(settings)
+    async with (
+        reported_health("worker", settings.health_listen, shutdown) as health,
+        warned_hourly(warning),
+    ):
+        await _load_and_serve(settings, shutdown, health, device, tracer, credentials)
+
+
+async def _load_and_serve(
+    settings: WorkerSettings,
+    shutdown: process.Shutdown,
+    health: Health,
+    device: Device | None,
+    tracer: Telemetry | None,
+    credentials: FabricCredentials | None,
+) -> None:
     try:
         device = device or open_device(settings)
     except LoadError as error:
@@ -77,9 +93,8 @@ async def serve(
     tracer = tracer or Telemetry("worker")
     try:
         if await _load(engine, shutdown):
-            async with warned_hourly(warning):
-                worker = Worker(settings, device, engine, tracer, credentials)
-                await worker.serve(shutdown)
+            worker = Worker(settings, device, engine, tracer, credentials)
+            await worker.serve(shutdown, health)
     except LoadError as error:
         raise process.StartError(str(error)) from error
     except ExceptionGroup as failures:
@@ -145,7 +160,7 @@ class Worker:
         tracer.observe(self._metrics.registry)
         self._idle.set()
 
-    async def serve(self, shutdown: process.Shutdown) -> None:
+    async def serve(self, shutdown: process.Shutdown, health: Health) -> None:
         """Serve until the drain has ended. Raises an ExceptionGroup if the device thread fails."""
         settings, registry = self._settings, self._metrics.registry
         files = self._credentials.watched_files if self._credentials else ()
@@ -163,6 +178,11 @@ class Worker:
             grace_s = 0.0
             try:
                 reload_on_hangup(files)
+                admission = self._admission
+                health.start(
+                    accepts=lambda: not admission.is_draining,
+                    answers=lambda: not admission.is_stuck,
+                )
                 process.announce("worker", bound)
                 await self._run(sessions, shutdown)
                 grace_s = _STOP_GRACE_S
