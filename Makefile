@@ -8,6 +8,8 @@ INSTALLED := $(VENV)/.installed
 # Clients of other projects, apart from the packages of this project, with their own versions.
 CLIENTS := .clients/.installed
 NODE_CLIENTS := tests/clients/node_modules/.installed
+# Programs that check what is not code: images, workflows, packages; with their own versions.
+CHECKS := .checks/.installed
 PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
 # Messages without services, private to the scheduler.
 SCHEDULER_PROTOS := $(shell find scheduler -name '*.proto')
@@ -29,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup clients unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics golden fuzz simulate chaos bench delta-path train evaluate clean
+	settings metrics locks golden fuzz simulate chaos bench delta-path train evaluate clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +94,9 @@ settings: $(INSTALLED) ## write the settings of all processes to docs/settings.m
 metrics: $(INSTALLED) ## write the list of all metrics to docs/metrics.md
 	$(BIN)/python -m pages.metrics > docs/metrics.md
 
+locks: $(CHECKS) $(INSTALLED) ## write deploy/locks: all packages of the images with their hashes
+	$(BIN)/python -m supply.locks --uv .checks/bin/uv $(ARGS)
+
 golden: $(INSTALLED) ## replay the recorded traces through the model: GOLDEN=DIRECTORY
 	$(BIN)/duplane checkpoint replay $(GOLDEN)
 
@@ -127,6 +132,11 @@ $(CLIENTS): tests/clients/requirements.txt
 
 $(NODE_CLIENTS): tests/clients/package-lock.json
 	npm ci --prefix tests/clients --no-audit --no-fund
+	@touch $@
+
+$(CHECKS): deploy/locks/checks.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt tools/install.py

@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools", "clients/python")
 # Packages in tools/ that the wheel does not have.
-OUTSIDE = ("pages", "training")
+OUTSIDE = ("pages", "supply", "training")
 
 _IO = ("asyncio", "websockets", "aiohttp", "grpc", "uvloop")
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = ROOT / "tests/clients"  # its programs have packages of their own
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
-OURS = {"duplane", "pages", "training", "support", "fuzz"}
+OURS = {"duplane", "pages", "supply", "training", "support", "fuzz"}
 
 
 def project() -> dict[str, list[str]]:
