@@ -64,16 +64,23 @@ _TRAINED_WORDS = """
 TRAINED_WORDS = tuple(_TRAINED_WORDS.split())
 """Words for training sentences outside the domain."""
 _HELD_OUT_WORDS = """
-    my your their an or but by at for has had were be been this that these those only never
+    their an or but by at for has had were been this that these those only never
     forest bridge candle pencil mirror basket blanket ladder hammer needle ribbon saddle tunnel
     purple silver wooden narrow honest clever angry hungry thirsty famous foreign
     travelled whispered climbed gathered painted promised repaired suddenly quickly behind between
-    how takes wrote tell planets history football cheese potatoes lemon honey
+    takes wrote planets history football cheese potatoes lemon honey
     borrow return remember forget arrive leave nobody everybody something anywhere
     ticket airport hotel office factory farmer soldier captain queen king president
 """
 HELD_OUT_WORDS = tuple(_HELD_OUT_WORDS.split())
 """Words for evaluation sentences outside the domain; they do not occur in training."""
+OPENINGS = ("what is", "what colour is", "say", "can you", "how", "tell me")
+"""Beginnings of questions of the domain, with which sentences outside the domain may begin."""
+
+HELD_OUT_PAIRS = ((1, 6), (2, 5), (2, 9), (3, 7), (4, 8), (5, 9), (6, 6))
+"""Sums of these numbers, in both orders, are for the evaluation only."""
+HELD_OUT_REMAINDER, REMAINDERS = 3, 7
+"""Two or three digits to repeat are for the evaluation only if their sum has this remainder."""
 
 
 @dataclass(frozen=True)
@@ -142,16 +149,39 @@ KINDS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
 draws are sentences outside the domain."""
 
 
-def draw_exchange(chance: Random, unknown_words: Sequence[str]) -> Exchange:
-    """Draw one exchange. A sentence outside the domain has two to six of `unknown_words`."""
+def is_held_out(exchange: Exchange) -> bool | None:
+    """Return whether a sum, or digits to repeat, are for the evaluation only.
+
+    The result is None for everything that both training and evaluation may use: the evaluation
+    cannot show whether the model knows these answers by heart.
+    """
+    words = exchange.answer.split()
+    if exchange.kind == "add":
+        first, second = DIGITS.index(words[0]), DIGITS.index(words[2])
+        return (first, second) in HELD_OUT_PAIRS or (second, first) in HELD_OUT_PAIRS
+    if exchange.kind == "repeat" and len(words) > 1:
+        return sum(DIGITS.index(word) for word in words) % REMAINDERS == HELD_OUT_REMAINDER
+    return None
+
+
+def draw_exchange(
+    chance: Random, unknown_words: Sequence[str], *, held_out: bool = False
+) -> Exchange:
+    """Draw one exchange for training, or with `held_out` one for the evaluation.
+
+    A sentence outside the domain has two to six of `unknown_words`.
+    """
     number = chance.random()
     for share, draw in KINDS.values():
         number -= share
         if number < 0:
-            return draw(chance)
+            while True:
+                exchange = draw(chance)
+                if is_held_out(exchange) in (None, held_out):
+                    return exchange
     words = [chance.choice(unknown_words) for _ in range(chance.randint(2, 6))]
-    if chance.random() < 0.3:  # begins like a question of the domain
-        words[0] = chance.choice(("what is", "what colour is", "say", "can you", "how", "tell me"))
+    if chance.random() < 0.3:
+        words[0] = chance.choice(OPENINGS)
     return Exchange("unknown", " ".join(words), UNKNOWN)
 
 

@@ -39,7 +39,7 @@ PER_TASK = 250
 class CorpusPlan:
     """The size and the random seed of a corpus.
 
-    A held-out corpus has other speakers and unknown words.
+    A held-out corpus has other speakers, unknown words, and sums and digits that training lacks.
     """
 
     count: int
@@ -97,7 +97,7 @@ def draw_recording(index: int, plan: CorpusPlan) -> Recorded:
     """Draw and synthesise utterance `index` of a corpus."""
     chance = Random(f"{plan.seed} {index}")
     words = HELD_OUT_WORDS if plan.is_held_out else TRAINED_WORDS
-    exchange = draw_exchange(chance, words)
+    exchange = draw_exchange(chance, words, held_out=plan.is_held_out)
     speaker = draw_speaker(chance, flite_share=plan.flite_share, is_held_out=plan.is_held_out)
     made = record(exchange, speaker)
     numbers = np.random.default_rng([plan.seed, index])

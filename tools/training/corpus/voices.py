@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 ACCENTS = ("en", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-029")
-HELD_OUT_ACCENTS = ("en-us", "en", "en-gb-x-gbclan", "en-gb-x-gbcwmd")
+HELD_OUT_ACCENTS = ("en-us-nyc", "en-gb-x-gbclan", "en-gb-x-gbcwmd")
 
 _VARIANTS = """
     Alex Andrea Andy Annie Denis Diogo Gene Gene2 Henrique Lee Marco Mario Michael adam anika
@@ -17,10 +17,17 @@ _VARIANTS = """
 """
 VARIANTS = tuple(_VARIANTS.split())
 _HELD_OUT_VARIANTS = """
-    f4 m5 klatt3 Alicia Hugo belinda david gustave iven2 linda paul shelby steph2 travis Jacky
-    Nguyen grandma max Mike iven
+    m5 Alicia belinda david linda paul shelby travis Jacky max Mike
 """
 HELD_OUT_VARIANTS = tuple(_HELD_OUT_VARIANTS.split())
+_FAMILIES = """
+    iven iven2 iven3 iven4, Hugo Henrique miguel michel, Nguyen m7 m8, f4 aunty,
+    klatt klatt2 klatt3 klatt4 klatt5 klatt6, gustave Michael Mario, steph steph2 steph3,
+    grandma grandpa
+"""
+FAMILIES = tuple(frozenset(family.split()) for family in _FAMILIES.split(","))
+"""Variants of espeak that sound alike, because most of their parameters are the same. A family is
+either for training or unused."""
 FLITE_VOICES = ("kal16", "awb", "rms")
 HELD_OUT_FLITE_VOICES = ("slt",)
 

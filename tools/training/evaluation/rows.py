@@ -159,7 +159,7 @@ def _exchanges(chance: Random) -> Sequence[Exchange]:
     exchanges: list[Exchange] = []
     count = chance.randint(1, 2)
     while len(exchanges) < count:
-        exchange = draw_exchange(chance, HELD_OUT_WORDS)
+        exchange = draw_exchange(chance, HELD_OUT_WORDS, held_out=True)
         if exchange.answer:
             exchanges.append(exchange)
     return exchanges
