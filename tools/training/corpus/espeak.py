@@ -19,6 +19,7 @@ LIBRARY = "libespeak-ng.so.1"
 _SYNCHRONOUS = 2
 _PHONEME_EVENTS = 1
 _UTF8 = 1
+_IPA = 2
 _RATE, _PITCH, _RANGE = 1, 3, 4
 _WORD, _PHONEME = 1, 7
 
@@ -78,6 +79,7 @@ class Espeak:
         self._blocks: list[NDArray[np.int16]] = []
         self._words: list[tuple[int, float]] = []
         self._phonemes: list[tuple[float, str]] = []
+        self._library.espeak_TextToPhonemes.restype = ctypes.c_char_p
         self._callback = _CALLBACK(self._receive)
         self._library.espeak_SetSynthCallback(self._callback)
 
@@ -111,6 +113,17 @@ class Espeak:
         samples = np.concatenate(blocks)
         starts = word_starts(text, self._words, len(samples) / self.rate)
         return Speech(samples, self.rate, starts, tuple(self._phonemes))
+
+    def phonemes(self, text: str, voice: str) -> str:
+        """Return the phonemes of a text in the international alphabet."""
+        if self._library.espeak_SetVoiceByName(voice.encode()):
+            raise SynthesisError(f"espeak-ng has no voice {voice}")
+        rest = ctypes.c_char_p(text.encode())
+        clauses: list[str] = []
+        while rest.value is not None:  # the library moves the pointer, at last to NULL
+            found = self._library.espeak_TextToPhonemes(byref(rest), _UTF8, _IPA)
+            clauses.append(found.decode())
+        return " ".join(clauses)
 
 
 def word_starts(

@@ -1,7 +1,9 @@
 """Runs conversations through a fabric, as a client of its edge.
 
 Duplex sessions use dialect B, which has a field for the seed; chats use dialect D. A session sends
-its next unit as soon as the first event about the unit before arrives, so that no unit is dropped.
+its next unit after the first event about the unit before, so that no unit is dropped. At a pace it
+also waits until the unit is due. A unit that is answered after the next one is due is late: the
+session goes on later, so that its results do not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -33,16 +35,25 @@ _Result = TypeVar("_Result")
 class FabricRunner:
     """A `Runner` for an edge at `url`, with `slot_count` conversations at the same time.
 
-    Its methods raise TalkError, in a group, if a conversation fails.
+    `pace_s` is the time between two units of a session: a second is real time, and without a pace
+    they follow each other at once. `late_units` counts the late units. The methods raise TalkError,
+    in a group, if a conversation fails.
     """
 
-    def __init__(self, url: str, slot_count: int) -> None:
+    def __init__(self, url: str, slot_count: int, pace_s: float = 0.0) -> None:
         self._url = url
-        self._slot_count = slot_count
+        self._free = asyncio.Semaphore(slot_count)
+        self._pace_s = pace_s
+        self.late_units = 0
 
     async def sessions(self, inputs: Sequence[SessionInput]) -> list[list[Answered]]:
         """Return the outputs of all units of each session."""
-        return await self._run(_converse, inputs)
+        return await self._run(self._converse, inputs)
+
+    async def _converse(self, url: str, given: SessionInput) -> list[Answered]:
+        answered, late = await _converse(url, given, self._pace_s)
+        self.late_units += late
+        return answered
 
     async def chats(self, inputs: Sequence[ChatInput]) -> list[str]:
         """Return the text of each answer. Dialect D has no seed, so the answers can vary."""
@@ -51,10 +62,8 @@ class FabricRunner:
     async def _run(
         self, call: Callable[[str, _Input], Awaitable[_Result]], inputs: Sequence[_Input]
     ) -> list[_Result]:
-        free = asyncio.Semaphore(self._slot_count)
-
         async def run(one: _Input) -> _Result:
-            async with free:
+            async with self._free:
                 try:
                     return await call(self._url, one)
                 except TimeoutError:
@@ -68,39 +77,53 @@ class FabricRunner:
 
 
 @contextlib.asynccontextmanager
-async def fabric_runner(directory: Path, slot_count: int) -> AsyncGenerator[FabricRunner]:
+async def fabric_runner(
+    directory: Path, slot_count: int, pace_s: float = 0.0
+) -> AsyncGenerator[FabricRunner]:
     """Start a fabric that serves a checkpoint, for the body of the `with`.
 
     Raises StartError, and RoleError in a group.
     """
     settings = UpSettings(port=0, slot_count=slot_count, checkpoint=directory, log_level="WARNING")
     async with running(settings) as fabric:
-        yield FabricRunner(f"ws://{fabric.edge}", slot_count)
+        yield FabricRunner(f"ws://{fabric.edge}", slot_count, pace_s)
 
 
-async def _converse(url: str, given: SessionInput) -> list[Answered]:
+async def _converse(url: str, given: SessionInput, pace_s: float) -> tuple[list[Answered], int]:
+    """Return the outputs of all units of a session, and the number of its late units."""
     voice = None if given.voice is None else base64_of(given.voice)
     dialect = DialectB(given.prompt, voice, given.seed)
     units = given.samples.reshape(-1, UNIT_SAMPLES)
-    messages = [dialect.unit(number, base64_of(unit), []) for number, unit in enumerate(units)]
-    messages.append(dialect.close())
     answered = [Answered(speaks=False)] * len(units)
+    loop = asyncio.get_running_loop()
+    late = 0
     async with (
         asyncio.timeout(_REPLY_TIMEOUT_S) as limit,
         connected(full_url(url, dialect.path("audio"))) as connection,
     ):
         await begin(connection, dialect)
+        due = loop.time()
         newest = 0
-        await _send(connection, messages[newest])
+        await _send(connection, dialect.unit(newest, base64_of(units[newest]), []))
         async for reply in _replies(connection, dialect):
-            limit.reschedule(asyncio.get_running_loop().time() + _REPLY_TIMEOUT_S)
+            limit.reschedule(loop.time() + _REPLY_TIMEOUT_S)
             answered[reply.unit] = _joined(answered[reply.unit], reply)
-            if reply.unit == newest:
-                newest += 1
-                await _send(connection, messages[newest])
+            if reply.unit != newest:
+                continue
+            newest += 1
+            due += pace_s
+            wait_s = due - loop.time()
+            if pace_s and wait_s < 0:
+                late += 1
+                due -= wait_s
+            await asyncio.sleep(max(0.0, wait_s))
+            if newest < len(units):
+                await _send(connection, dialect.unit(newest, base64_of(units[newest]), []))
+            else:
+                await _send(connection, dialect.close())
     if newest < len(units):
         raise TalkError(f"the session ended after {newest} of {len(units)} units")
-    return answered
+    return answered, late
 
 
 def _joined(before: Answered, reply: UnitReply) -> Answered:
