@@ -31,7 +31,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup clients unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics locks golden fuzz simulate chaos bench delta-path train evaluate clean
+	settings metrics locks golden fuzz simulate chaos bench delta-path train evaluate \
+	fetch hearing clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +122,12 @@ train: $(INSTALLED) ## train the default model: ARGS="DIR --processes 2" (see to
 
 evaluate: $(INSTALLED) ## measure the default model: ARGS=DIR
 	$(BIN)/python -m training evaluate $(ARGS)
+
+fetch: $(INSTALLED) ## fetch the voices and recordings for `make hearing`
+	$(BIN)/python -m training fetch $(ARGS)
+
+hearing: $(INSTALLED) ## measure whom a model hears: ARGS="DIR --recordings DIR" (see tools/training)
+	$(BIN)/python -m training hearing $(ARGS)
 
 clean: ## delete the virtual environment
 	rm -rf $(VENV)

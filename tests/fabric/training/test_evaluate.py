@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,26 @@ async def test_the_fabric_gives_the_results_of_the_model() -> None:
         # Dialect D has no seed, so the texts of chats can vary.
         texts = await by_fabric.chats(chats)
         assert [bool(text.strip()) for text in texts] == [True, True]
+
+
+async def test_units_are_sent_at_the_pace_and_late_ones_are_counted() -> None:
+    times: list[float] = []
+
+    def respond(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
+        times.append(asyncio.get_running_loop().time())
+        return list(listened(unit))
+
+    session = SessionInput(np.zeros(3 * RATE, np.float32), seed=1)
+    async with live_edge() as edge:
+        edge.fabric.on_unit = respond
+        address = f"ws://{edge.edge.address}"
+        slow = FabricRunner(address, slot_count=1, pace_s=0.2)
+        assert await slow.sessions([session]) == [[LISTENS] * 3]
+        assert times[2] - times[0] > 0.19  # one pace; a late unit moves those after it
+        hasty = FabricRunner(address, slot_count=1, pace_s=1e-9)
+        assert await hasty.sessions([session]) == [[LISTENS] * 3]
+        assert hasty.late_units == 3
+        await edge.fabric.settled()
 
 
 def speaks_in_unit_1(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:

@@ -118,7 +118,7 @@ def row_values(
             answer = answer_of(units, one.wanted, one.first_unit)
             counted = Counter({answer.outcome: 1, "tries": 1, "extra turns": answer.extra_turns})
             example |= {"result": answer.outcome, "said": answer.said, "wanted": one.wanted}
-        total += counted
+        total.update(counted)
         parts.setdefault(one.label, Counter()).update(counted)
         if example.get("result") not in (None, "right", "cut"):
             examples.append(example)
