@@ -10,6 +10,8 @@ CLIENTS := .clients/.installed
 NODE_CLIENTS := tests/clients/node_modules/.installed
 # Programs that check what is not code: images, workflows, packages; with their own versions.
 CHECKS := .checks/.installed
+# What renders and checks the Helm chart.
+CHART_TOOLS := .clients-chart/.installed
 PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
 # Messages without services, private to the scheduler.
 SCHEDULER_PROTOS := $(shell find scheduler -name '*.proto')
@@ -42,7 +44,7 @@ run: $(RUNNABLE) ## set up and start everything on one machine: ARGS="--port 808
 
 setup: $(INSTALLED) ## set up only, for tests and checks too: TORCH=cuda installs torch with CUDA
 
-clients: $(CLIENTS) $(NODE_CLIENTS) ## install clients of other projects that the tests run, apart from .venv
+clients: $(CLIENTS) $(NODE_CLIENTS) $(CHART_TOOLS) ## install what the tests run of other projects, apart from .venv
 
 unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
@@ -133,6 +135,8 @@ clean: ## delete the virtual environment
 	rm -rf $(VENV)
 
 $(CLIENTS): tests/clients/requirements.txt
+$(CHART_TOOLS): tests/clients/chart-requirements.txt
+$(CLIENTS) $(CHART_TOOLS):
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
