@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from duplane.edge.credentials.keys import OTHER_TENANTS
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.session.journal import JournalSpace
+from duplane.fabric.monitoring.certificates import observe_certificates
 from duplane.fabric.monitoring.span_queue import observe_spans
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.quotas import Quotas
@@ -44,6 +45,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     store = MeasuredStore(MemoryStore(boot_ms=0), scheduler.registry)
     scheduler.show_quotas(Quotas(store, state, 1, time.monotonic), 1)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
+    edge.observe_recordings(lambda: 0)
     edge.observe_connections(lambda: (0, 0))
     edge.observe_journals(JournalSpace(0, 0), dict)
     edge.observe_tenants(lambda: 0, lambda: {OTHER_TENANTS: 0})
@@ -51,7 +53,13 @@ def registries() -> Mapping[str, CollectorRegistry]:
     found = {"edge": edge.registry, "scheduler": scheduler.registry, "worker": worker.registry}
     for role, registry in found.items():
         observe_spans(registry, role, None)
+        uses = ("fabric", "clients") if role == "edge" else ("fabric",)
+        observe_certificates(registry, dict.fromkeys(uses, _no_certificate))
     return found
+
+
+def _no_certificate() -> None:
+    """Return the certificate of a process without TLS."""
 
 
 def metrics_page() -> str:

@@ -203,6 +203,18 @@ class EdgeMetrics:
 
         Observed(self.registry, observe)
 
+    def observe_recordings(self, stopped_count: Callable[[], int]) -> None:
+        """Add a metric; `stopped_count` returns how many recordings an error of the disk ended."""
+
+        def observe() -> Iterable[Metric]:
+            yield CounterMetricFamily(
+                "duplane_recordings_stopped",
+                "Recordings that ended before their session because of an error of the disk.",
+                stopped_count(),
+            )
+
+        Observed(self.registry, observe)
+
     def observe_connections(self, counts: Callable[[], tuple[int, int]]) -> None:
         """Add metrics of connections; `counts` returns how many are open and how many were cut."""
 

@@ -33,6 +33,7 @@ from duplane.edge.transport.tls import Certificate
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.exposure import warned_hourly
+from duplane.fabric.monitoring.certificates import observe_certificates
 from duplane.fabric.monitoring.health import reported_health
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
@@ -83,6 +84,14 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             Edge.listening(settings, fabric, telemetry) as edge,
             published(edge.metrics.registry, settings.metrics_listen),
         ):
+            clients = edge.certificate
+            observe_certificates(
+                edge.metrics.registry,
+                {
+                    "fabric": lambda: credentials.leaf if credentials else None,
+                    "clients": lambda: clients.leaf if clients else None,
+                },
+            )
             reload_asked = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked.set)
             reloading = asyncio.create_task(edge.reload_on(reload_asked, fabric_files))
@@ -133,6 +142,7 @@ class Edge:
             lambda: self._credentials.refused_count,
             lambda: self._sessions.tenant_counts(self._credentials.tenants),
         )
+        self.metrics.observe_recordings(self._stopped_recordings)
         self.routes = edge_routes(settings, fabric, self._sessions, clock, self._credentials)
         self._proxies = parse_networks(settings.trusted_proxies)
         self._control = AccessControl(
@@ -204,6 +214,10 @@ class Edge:
             operators.serving(application(self.routes, self._control))
         )
         _log.info("operators are served at %s", self.operator_address)
+
+    def _stopped_recordings(self) -> int:
+        recorder = self._sessions.recorder
+        return recorder.stopped_count if recorder else 0
 
     async def _close_recorder(self) -> None:
         await self.idle()  # sessions write to recordings until they end

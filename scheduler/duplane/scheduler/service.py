@@ -18,6 +18,7 @@ from typing import NoReturn
 from duplane.fabric import process
 from duplane.fabric.channel import CallLimits, FabricServer
 from duplane.fabric.exposure import warned_hourly
+from duplane.fabric.monitoring.certificates import observe_certificates
 from duplane.fabric.monitoring.health import reported_health
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
@@ -88,6 +89,10 @@ class Scheduler:
             raise process.StartError(str(error)) from None
         state = SchedulerState(time.monotonic, settings.pools)
         self.metrics = SchedulerMetrics(state)
+        credentials = self._credentials
+        observe_certificates(
+            self.metrics.registry, {"fabric": lambda: credentials.leaf if credentials else None}
+        )
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
         store = open_store(settings.store, wall_clock.now_ms(), self._store_credentials)

@@ -228,7 +228,8 @@ def test_every_alert_says_what_it_means_and_what_to_do() -> None:
     alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     assert len(alerts) > 10
     for alert in alerts:
-        assert set(alert["annotations"]) == {"summary", "description", "action"}, alert["alert"]
+        said = {"summary", "description", "action", "runbook_url"}
+        assert set(alert["annotations"]) == said, alert["alert"]
         assert all(alert["annotations"].values()), alert["alert"]
 
 

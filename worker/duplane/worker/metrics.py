@@ -240,3 +240,8 @@ class WorkerMetrics:
             "1 if this worker accepts no new sessions, because it drains or its device is stuck.",
             float(self._admission.is_draining),
         )
+        yield gauge(
+            "duplane_device_stuck",
+            "1 while the device has not answered for --stuck-after-s.",
+            float(self._admission.is_stuck),
+        )

@@ -12,6 +12,7 @@ from duplane.fabric import process
 from duplane.fabric.channel import CallLimits, FabricServer
 from duplane.fabric.durations import to_duration
 from duplane.fabric.exposure import warned_hourly
+from duplane.fabric.monitoring.certificates import observe_certificates
 from duplane.fabric.monitoring.health import Health, reported_health
 from duplane.fabric.monitoring.publication import published
 from duplane.fabric.monitoring.spans import Telemetry
@@ -158,6 +159,9 @@ class Worker:
             device.description().memory_bytes,
         )
         tracer.observe(self._metrics.registry)
+        observe_certificates(
+            self._metrics.registry, {"fabric": lambda: credentials.leaf if credentials else None}
+        )
         self._idle.set()
 
     async def serve(self, shutdown: process.Shutdown, health: Health) -> None:

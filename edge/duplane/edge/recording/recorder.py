@@ -92,6 +92,7 @@ class Recorder:
     def __init__(self, settings: RecordingSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
+        self.stopped_count = 0  # recordings that an error of the disk ended
         self._writing = SerialExecutor("recording-writer")
         self._upkeep = SerialExecutor("recording-upkeep")
         # Bytes submitted by the loop's thread, and bytes finished by the writing thread. The
@@ -142,9 +143,12 @@ class Recorder:
         path = url_path.partition("?")[0][:_MAX_PATH]
         meta = Meta(name, path, mode, created_at=now.wall_s, identity=identity)
         directory = self._settings.directory / name
-        writer = RecordingWriter(directory, meta, self._settings.session_bytes)
+        writer = RecordingWriter(directory, meta, self._settings.session_bytes, self._count_stopped)
         self.submit(writer.open, 0)
         return Recording(self, writer, now)
+
+    def _count_stopped(self) -> None:
+        self.stopped_count += 1  # only the thread that writes calls this
 
     def finish(self, writer: RecordingWriter, end: Job) -> None:
         """Queue the end of a recording, and after that its mix."""

@@ -54,8 +54,15 @@ class RecordingDeletedError(OSError):
 class RecordingWriter:
     """Appends events and audio. A disk error ends the recording, but not the session."""
 
-    def __init__(self, directory: Path, meta: Meta, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        meta: Meta,
+        limit_bytes: int,
+        on_disk_error: Callable[[], None] = lambda: None,
+    ) -> None:
         self.directory = directory
+        self._on_disk_error = on_disk_error
         self._meta = meta
         self._free_bytes = limit_bytes
         self._stream = -1
@@ -110,6 +117,8 @@ class RecordingWriter:
             self._meta.error = error.strerror or str(error)
             self._meta.is_incomplete = True
             _log.warning("recording %s stops: %s", self._meta.session_id, self._meta.error)
+            if not isinstance(error, RecordingFullError | RecordingDeletedError):
+                self._on_disk_error()
             if not self.directory.exists():
                 self._close_files()  # it was deleted: the disk must keep nothing of it
                 return

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from cryptography import x509
+
 from duplane.fabric.watched_files import WatchedFiles, reason
 
 
@@ -32,6 +34,8 @@ class Certificate(WatchedFiles):
     def read(self) -> None:
         """Load the files into a new context for later handshakes. Raises OSError."""
         self.current = self._load()
+        # OpenSSL has accepted the file, so its first certificate is that of the key.
+        self.leaf = x509.load_pem_x509_certificates(self._chain.read_bytes())[0]
 
     def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         handshake.context = self.current

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
+from cryptography.x509 import Certificate
 
 from duplane.fabric.process import StartError
 from duplane.fabric.secret_files import check_secret_file
@@ -50,6 +51,11 @@ class FabricCredentials(WatchedFiles):
     def identity(self) -> Identity:
         """The name of this process."""
         return identity_of(self._files.leaf)
+
+    @property
+    def leaf(self) -> Certificate:
+        """The present certificate."""
+        return self._files.leaf
 
     @property
     def watched_files(self) -> Sequence[WatchedFiles]:

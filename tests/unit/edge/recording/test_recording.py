@@ -266,10 +266,12 @@ def test_disk_that_is_full_leaves_a_recording_that_is_incomplete(
     monkeypatch.setattr("duplane.edge.recording.writer.write_meta", fail)
     monkeypatch.setattr("duplane.edge.recording.writer.split", fail)
     session.up(APPEND)
+    session.up(APPEND)
     session.end()
     meta = read_meta(session.directory)
     assert meta
     assert meta.is_incomplete
+    assert session.recorder.stopped_count == 1
 
 
 def test_directory_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
@@ -287,6 +289,7 @@ def test_a_recording_ends_at_its_bound(tmp_path: Path) -> None:
     assert meta
     assert meta.is_incomplete
     assert len(list(read_events(session.directory))) == 2
+    assert session.recorder.stopped_count == 0, "the disk has no fault"
 
 
 def test_a_second_recording_of_one_name_leaves_the_first_alone(tmp_path: Path) -> None:
