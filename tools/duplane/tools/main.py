@@ -9,6 +9,7 @@ from duplane.tools.checkpoint import verbs as checkpoint_verbs
 from duplane.tools.command import app, main, run
 from duplane.tools.keys import verbs as key_verbs
 from duplane.tools.operators import verbs as operator_verbs
+from duplane.tools.plan import verb as plan_verb
 from duplane.tools.talk import verbs as talk_verbs
 from duplane.tools.trace import verb as trace_verb
 from duplane.tools.up import verb as up_verb
@@ -17,7 +18,7 @@ __all__ = ["app", "grpc_environment", "main", "run"]
 
 VERBS = (
     *(up_verb, servers, talk_verbs, operator_verbs, key_verbs, trace_verb),
-    *(certs_verbs, checkpoint_verbs, bench_verbs),
+    *(certs_verbs, checkpoint_verbs, bench_verbs, plan_verb),
 )
 """Modules that register verbs when they are imported."""
 
