@@ -25,6 +25,7 @@ from duplane.fabric.releases import own_release
 
 SCHEDULERS = ("scheduler 0", "scheduler 1")
 WORKERS = ("worker 0", "worker 1")
+UNIT_S = 0.25  # between two units: the context of the call has room for 680
 # As the workers register them; the former release of `mixed_fabric` names none.
 RELEASES = ("", own_release())
 
@@ -103,6 +104,7 @@ async def during(awaitable: Awaitable[None], client: Client) -> None:
     task = asyncio.ensure_future(awaitable)
     while not task.done():
         await client.exchange()
+        await asyncio.wait({task}, timeout=UNIT_S)
     await task
     for _ in range(2):
         await client.exchange()
