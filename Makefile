@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup clients unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics locks golden fuzz simulate chaos bench delta-path train evaluate \
+	settings metrics locks golden fuzz simulate chaos drills bench delta-path train evaluate \
 	fetch hearing clean
 
 help: ## print this list
@@ -111,6 +111,9 @@ simulate: $(INSTALLED) ## simulate scheduler, workers and callers with faults: S
 
 chaos: $(INSTALLED) ## kill and freeze real processes under calls, count every unit: SECONDS=600 SEED=1
 	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+drills: $(INSTALLED) ## cause each fault of docs/runbook.md and follow its page: ARGS=worker-offline
+	PYTHONPATH=tests $(BIN)/python -m drills $(ARGS)
 
 delta-path: $(INSTALLED) ## list the functions of the edge that a speaking delta passes
 	PYTHONPATH=tests $(BIN)/python -m support.edge.delta_path

@@ -16,30 +16,23 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 import yaml
-from support.debian_programs import debian_program
 from support.edge.live_edge import APPEND, UPDATE, receive, send
 from support.monitoring.metrics import Scrape, scrape
+from support.monitoring.prometheus import DEPLOY, RULES, Prometheus, prometheus_program
 from support.paths import ROOT
 from websockets.asyncio.client import connect
 
 from duplane.fabric.monitoring.metrics import OTHER
 from pages.metrics import metrics_page, registries
 
-DEPLOY = ROOT / "deploy"
-RULES = DEPLOY / "rules.yml"
 DASHBOARD = DEPLOY / "dashboard.json"
 WITHIN_S = 60.0
 ROLES = ("edge", "scheduler", "worker")
-
-
-def program(name: str) -> str:
-    return debian_program(name, "prometheus")
 
 
 # --- the metrics in rules and dashboard ---
@@ -206,7 +199,7 @@ def test_page_of_the_metrics_is_fresh() -> None:
 async def run_promtool(*arguments: str, text: str = "") -> str:
     """Run promtool, which must succeed; return its output."""
     running = await asyncio.create_subprocess_exec(
-        *(program("promtool"), *arguments),
+        *(prometheus_program("promtool"), *arguments),
         cwd=DEPLOY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -241,77 +234,28 @@ async def test_metrics_follow_the_conventions_of_prometheus(fabric: Monitored) -
             assert not [line for line in complaints.splitlines() if "duplane" in line]
 
 
-class Prometheus:
-    """A real Prometheus that scrapes the fabric every half second."""
-
-    def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
-        self._address = address
-        self._client = client
-
-    async def get(self, path: str, **parameters: str) -> Any:
-        url = f"http://{self._address}/api/v1/{path}"
-        async with self._client.get(url, params=parameters) as response:
-            answer = await response.json()
-        assert answer["status"] == "success", answer
-        return answer["data"]
-
-    async def values(self, expression: str) -> list[float]:
-        found = await self.get("query", query=expression)
-        return [float(each["value"][1]) for each in found["result"]]
-
-    async def until(self, expression: str, value: float) -> None:
-        """Wait until an expression has exactly one result, which equals `value`."""
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    if await self.values(expression) == [value]:
-                        return
-                await asyncio.sleep(0.1)
-
-    async def until_shown(self, title: str) -> None:
-        """Wait until an expression of a panel has a result. A rate needs two scrapes."""
-        expressions = [text for panel, text in panel_expressions() if panel == title]
-        expression = " or ".join(f"({text})" for text in expressions)
-        expression = expression.replace("$__rate_interval", "1m")
-        until = time.monotonic() + WITHIN_S
-        while not await self.values(expression):
-            assert time.monotonic() < until, f"panel {title!r} shows nothing for {expression}"
-            await asyncio.sleep(0.1)
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def running(cls, fabric: Monitored, directory: Path) -> AsyncGenerator[Prometheus]:
-        settings = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-        settings["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
-        settings["rule_files"] = [str(RULES)]
-        targets = [re.sub("http://|/metrics", "", url) for url in fabric.urls.values()]
-        (job,) = settings["scrape_configs"]
-        job["static_configs"] = [{"targets": targets}]
-        file = directory / "prometheus.yml"
-        file.write_text(yaml.safe_dump(settings))
-        address = f"127.0.0.1:{first_free_port(1)}"
-        process = await asyncio.create_subprocess_exec(
-            *(program("prometheus"), f"--config.file={file}"),
-            f"--storage.tsdb.path={directory / 'data'}",
-            *(f"--web.listen-address={address}", "--log.level=error"),
-        )
-        try:
-            async with aiohttp.ClientSession() as client:
-                yield cls(address, client)
-        finally:
-            process.terminate()
-            await process.wait()
+async def until_shown(prometheus: Prometheus, title: str) -> None:
+    """Wait until an expression of a panel has a result. A rate needs two scrapes."""
+    expressions = [text for panel, text in panel_expressions() if panel == title]
+    expression = " or ".join(f"({text})" for text in expressions)
+    expression = expression.replace("$__rate_interval", "1m")
+    until = time.monotonic() + WITHIN_S
+    while not await prometheus.values(expression):
+        assert time.monotonic() < until, f"panel {title!r} shows nothing for {expression}"
+        await asyncio.sleep(0.1)
 
 
 async def test_prometheus_evaluates_every_rule_and_every_panel(
     fabric: Monitored, tmp_path: Path
 ) -> None:
-    async with Prometheus.running(fabric, tmp_path) as prometheus:
-        await prometheus.until('sum(up{job="duplane"})', 3)
-        await prometheus.until("sum(duplane:free_slots)", 2)
+    targets = [re.sub("http://|/metrics", "", url) for url in fabric.urls.values()]
+    async with Prometheus.running(targets, tmp_path) as prometheus:
+        await prometheus.until('sum(up{job="duplane"})', [3], WITHIN_S)
+        await prometheus.until("sum(duplane:free_slots)", [2], WITHIN_S)
         before = (await prometheus.values('sum(duplane_units_total{role="edge"})'))[0]
         await fabric.converse(unit_count=4)
-        await prometheus.until('sum(duplane_units_total{role="edge"})', before + 4)
+        counted = 'sum(duplane_units_total{role="edge"})'
+        await prometheus.until(counted, [before + 4], WITHIN_S)
 
         groups = (await prometheus.get("rules"))["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
@@ -321,4 +265,4 @@ async def test_prometheus_evaluates_every_rule_and_every_panel(
         assert not [rule["name"] for rule in rules if rule.get("state") == "firing"]
 
         for title in dict.fromkeys(title for title, _ in panel_expressions()):
-            await prometheus.until_shown(title)
+            await until_shown(prometheus, title)

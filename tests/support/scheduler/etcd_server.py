@@ -23,13 +23,13 @@ class Member:
     def __init__(self, command: Sequence[str], address: str, metrics: str) -> None:
         self.address = address
         self._metrics = metrics
-        self._command = command
+        self.command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if "ETCD_" not in name}
         self._process = subprocess.Popen(
-            self._command,
+            self.command,
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
