@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import orjson
-import pybase64
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, pcm_from_samples
+from duplane.fabric.audio import INPUT_RATE_HERTZ, samples_from_pcm
 from duplane.tools.bench.load.sessions import SOUND
 from duplane.tools.command import CommandError
-from duplane.tools.talk.client import begin, connected, error_text, events_of, full_url
-from duplane.tools.talk.dialects import DIALECTS, TalkDialect, UnitReply
+from duplane.tools.talk.dialects import UnitReply
+from duplane.tools.talk.sessions import TalkSession, Wish, begun
 from duplane.worker.models.scripted.model import PROMPT_TOKENS, UNIT_TOKENS
 
 UNIT_S = 1.0
@@ -29,10 +26,8 @@ _OPEN_S = 30.0
 _ANSWER_S = 30.0  # for the last answers of a call
 _LENGTHS = 10, 40  # units of the shortest and of the longest call
 _LOUD_SHARE = 0.6
-_SOUND = pybase64.b64encode_as_string(SOUND)
-_SILENCE = pybase64.b64encode_as_string(
-    pcm_from_samples(np.zeros(int(INPUT_RATE_HERTZ * UNIT_S), np.float32))
-)
+_SOUND = samples_from_pcm(SOUND)
+_SILENCE = np.zeros(int(INPUT_RATE_HERTZ * UNIT_S), np.float32)
 
 
 @dataclass(frozen=True)
@@ -142,35 +137,25 @@ class Caller:
         self._ledger.note(kind, count, f"caller {self._index}, dialect {self._dialect}: {text}")
 
     async def _call(self, units: Units) -> None:
-        dialect = DIALECTS[self._dialect]("You are a helpful assistant.", None)
-        url = full_url(self._url, dialect.path("audio"))
+        wish = Wish(url=self._url, dialect=self._dialect, on_error=_unit_failed)
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(_OPEN_S):
-                connection = await stack.enter_async_context(connected(url))
-                await begin(connection, dialect)
-            reading = asyncio.create_task(self._read(connection, dialect, units))
+                session = await stack.enter_async_context(begun(wish))
+            reading = asyncio.create_task(self._read(session, units))
             try:
-                await self._send(connection, dialect, units, reading)
+                await self._send(session, units, reading)
             finally:
                 reading.cancel()
                 await asyncio.wait({reading})
                 self._ledger.counts["units"] += len(units.sent_s)
             async with asyncio.timeout(_OPEN_S):
-                await connection.send(orjson.dumps(dialect.close()), text=True)
-                async for event in events_of(connection):
-                    for reply in dialect.replies(event):
-                        units.answered(reply)
-                    if event.get("type") in dialect.ended:
-                        return
-        raise CommandError("the connection ended without the last event")
+                await session.close()
+                async for reply in session.replies():
+                    units.answered(reply)
+        if session.end is None:
+            raise CommandError("the connection ended without the last event")
 
-    async def _send(
-        self,
-        connection: ClientConnection,
-        dialect: TalkDialect,
-        units: Units,
-        reading: asyncio.Task[None],
-    ) -> None:
+    async def _send(self, session: TalkSession, units: Units, reading: asyncio.Task[None]) -> None:
         """Send a unit every second, and wait for the last answer. Raises what `_read` raises."""
         begin_s = time.monotonic()
         for number, is_loud in enumerate(units.loud):
@@ -179,26 +164,24 @@ class Caller:
             if reading.done():
                 break
             units.sent_s.append(time.monotonic())
-            message = dialect.unit(number, _SOUND if is_loud else _SILENCE, [])
-            await connection.send(orjson.dumps(message), text=True)
+            await session.send(number, _SOUND if is_loud else _SILENCE)
         await asyncio.wait({reading}, timeout=_ANSWER_S)
         if not reading.done():
             count = len(units.sent_s) - units.answered_count
             raise WrongAnswerError("lost", f"unit {units.answered_count} has no answer", count)
         reading.result()
 
-    async def _read(self, connection: ClientConnection, dialect: TalkDialect, units: Units) -> None:
+    async def _read(self, session: TalkSession, units: Units) -> None:
         """Read until every unit has an answer. Raises WrongAnswerError."""
-        async for event in events_of(connection):
-            if event.get("type") in dialect.ended:
-                raise WrongAnswerError("closed", f"the server ended the call: {event}")
-            if event.get("type") == "error":
-                raise WrongAnswerError("lost", f"a unit has failed: {error_text(event)}")
+        async for reply in session.replies():
             now_s = time.monotonic()
-            for reply in dialect.replies(event):
-                sent_s = units.answered(reply)
-                if sent_s is not None:
-                    self._ledger.waits.append(Wait(self._index, sent_s, now_s - sent_s))
+            sent_s = units.answered(reply)
+            if sent_s is not None:
+                self._ledger.waits.append(Wait(self._index, sent_s, now_s - sent_s))
             if units.answered_count == len(units.loud):
                 return
-        raise WrongAnswerError("closed", "the connection ended")
+        raise WrongAnswerError("closed", f"the server ended the call: {session.end}")
+
+
+def _unit_failed(message: str) -> None:
+    raise WrongAnswerError("lost", f"a unit has failed: {message}")

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 import psutil
 import pybase64
 import pytest
@@ -21,13 +19,14 @@ from support.fabric.real_fabric import RealFabric
 from support.fabric.talker import until_free
 from support.paths import ROOT
 from support.time_limits import WITHIN_S, until
-from websockets.asyncio.client import ClientConnection, connect
 
-from duplane.tools.talk.dialects import DialectA, DialectB, DialectC, DialectL, TalkDialect
+from duplane.fabric.audio import Samples
+from duplane.tools.talk.dialects import UnitReply
+from duplane.tools.talk.sessions import TalkSession, Wish, begun
 
 pytestmark = pytest.mark.timing
 
-DIALECTS: list[type[TalkDialect]] = [DialectA, DialectB, DialectC, DialectL]
+DIALECTS = ("A", "B", "C", "L")
 PIECES, PIECE_S = 12, 0.4
 UNITS_OF_PIECE = 5
 KILLED_AT = 6
@@ -47,12 +46,11 @@ async def fabric(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Rea
         yield fabric
 
 
-def piece(number: int) -> str:
-    """Return 400 ms of a tone, as base64 of float32 samples."""
+def piece(number: int) -> Samples:
+    """Return 400 ms of a tone."""
     first = number * round(PIECE_S * CLIENT_INPUT_HERTZ)
     times_s = (first + np.arange(round(PIECE_S * CLIENT_INPUT_HERTZ))) / CLIENT_INPUT_HERTZ
-    samples = 0.4 * np.sin(2 * np.pi * 440 * times_s)
-    return pybase64.b64encode(samples.astype("<f4").tobytes()).decode()
+    return (0.4 * np.sin(2 * np.pi * 440 * times_s)).astype(np.float32)
 
 
 async def worker_of_session(fabric: RealFabric) -> psutil.Process:
@@ -71,55 +69,37 @@ async def worker_of_session(fabric: RealFabric) -> psutil.Process:
 class Caller:
     """A client of one dialect. `words` are the checksums that it has heard."""
 
-    def __init__(self, dialect: TalkDialect, connection: ClientConnection) -> None:
-        self.dialect = dialect
+    def __init__(self, session: TalkSession) -> None:
         self.words: list[str] = []
         self.sample_count = 0
-        self._connection = connection
-
-    async def begin(self) -> None:
-        if not self.dialect.starts_at_once:
-            await self.receive(f"{self.dialect.queue_prefix}queue_done")
-        await self.send(self.dialect.start())
-        await self.receive(self.dialect.ready)
+        self._session = session
+        self._replies = session.replies()
 
     async def exchange(self, number: int) -> None:
         """Send a piece, and receive the answers to its units."""
-        await self.send(self.dialect.unit(number, piece(number), []))
+        await self._session.send(number, piece(number))
         while len(self.words) < UNITS_OF_PIECE * (number + 1):
-            await self.receive()
+            async with asyncio.timeout(WITHIN_S):
+                self._hear(await anext(self._replies))
 
     async def end(self) -> None:
-        if (close := self.dialect.close()) is not None:  # E ends without an event
-            await self.send(close)
-        await self.receive(*self.dialect.ended)
+        async with asyncio.timeout(WITHIN_S):
+            await self._session.close()
+            async for reply in self._replies:
+                self._hear(reply)
+        assert self._session.end is not None
 
-    async def send(self, message: dict[str, Any]) -> None:
-        await self._connection.send(orjson.dumps(message), text=True)
-
-    async def receive(self, *types: str) -> None:
-        """Receive one event, or all events up to one of `types`."""
-        while True:
-            async with asyncio.timeout(WITHIN_S):
-                event = orjson.loads(await self._connection.recv())
-            assert "error" not in event["type"], event
-            for reply in self.dialect.replies(event):
-                self.words += reply.text.split()
-                self.sample_count += len(pybase64.b64decode(reply.audio)) // 4
-            if not types or event["type"] in types:
-                return
+    def _hear(self, reply: UnitReply) -> None:
+        self.words += reply.text.split()
+        self.sample_count += len(pybase64.b64decode(reply.audio)) // 4
 
 
-async def call(
-    fabric: RealFabric, dialect: type[TalkDialect], *, is_disturbed: bool = False
-) -> Caller:
+async def call(fabric: RealFabric, dialect: str, *, is_disturbed: bool = False) -> Caller:
     """Run a session. If it is disturbed, kill its worker in the middle."""
-    own = dialect("An echo.", None)
     await until_free(fabric, 4)
-    url = f"ws://{fabric.edge}{own.path('audio')}"
-    async with connect(url, proxy=None, max_size=None) as connection:
-        caller = Caller(own, connection)
-        await caller.begin()
+    wish = Wish(url=f"ws://{fabric.edge}", dialect=dialect, prompt="An echo.")
+    async with begun(wish) as session:
+        caller = Caller(session)
         for number in range(PIECES):
             if is_disturbed and number == KILLED_AT:
                 (await worker_of_session(fabric)).kill()
@@ -128,20 +108,16 @@ async def call(
     return caller
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__)
-async def test_client_hears_the_echo_of_every_unit(
-    fabric: RealFabric, dialect: type[TalkDialect]
-) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_client_hears_the_echo_of_every_unit(fabric: RealFabric, dialect: str) -> None:
     caller = await call(fabric, dialect)
     assert len(set(caller.words)) == PIECES * UNITS_OF_PIECE
     seconds = caller.sample_count / CLIENT_OUTPUT_HERTZ
     assert seconds == pytest.approx(PIECES * PIECE_S, abs=0.1)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.__name__)
-async def test_client_of_a_killed_worker_hears_the_same(
-    fabric: RealFabric, dialect: type[TalkDialect]
-) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_client_of_a_killed_worker_hears_the_same(fabric: RealFabric, dialect: str) -> None:
     undisturbed = await call(fabric, dialect)
     caller = await call(fabric, dialect, is_disturbed=True)
     assert caller.words == undisturbed.words

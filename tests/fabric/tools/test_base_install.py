@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import numpy as np
 import pybase64
 import pytest
+import soundfile
 from support.fabric.base_install import install_base
 from support.fabric.real_fabric import Client, RealFabric
 from websockets.asyncio.client import connect
@@ -56,6 +59,19 @@ async def test_wheel_without_extras_serves_a_session_of_the_scripted_model(
         answers = [await client.exchange() for _ in range(4)]
         await client.end()
     assert any(answer["type"] == "response.output_audio.delta" for answer in answers)
+    await fabric.all_free()
+
+
+async def test_wheel_without_extras_talks_with_the_client_library(
+    fabric: RealFabric, programs: Path
+) -> None:
+    url = ("--url", f"ws://{fabric.edge}", "--tail", "0")
+    sound = programs / "sound.wav"
+    soundfile.write(sound, np.zeros(16_000), 16_000)
+    for dialect in ("A", "B"):
+        talk = ("talk", str(sound), *url, "--dialect", dialect)
+        code, error = await asyncio.to_thread(run, programs / "duplane", *talk)
+        assert code == 0, error
     await fabric.all_free()
 
 

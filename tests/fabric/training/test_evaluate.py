@@ -132,4 +132,4 @@ async def test_a_unit_without_a_result_ends_the_evaluation(*, ends: bool) -> Non
         await edge.fabric.settled()
     (error,) = failed.value.exceptions
     assert isinstance(error, TalkError)
-    assert ("ended after 1 of 3 units" if ends else "scripted") in str(error)
+    assert ("after 1 of 3 units: backend_error" if ends else "scripted") in str(error)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from duplane.client import QueuePlace
 from duplane.tools.talk.duplex import print_position
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("place", "said"),
     [
-        ({"position": 2, "estimated_wait_s": 12.5}, "queued: position 2, about 12.5 s\n"),
+        (QueuePlace(2, 2, 12.5), "queued: position 2, about 12.5 s\n"),
         (
-            {"position": 1, "estimated_wait_s": 0.0, "reason": "no worker serves"},
+            QueuePlace(1, 1, None, reason="no worker serves"),
             "queued: position 1, no worker serves\n",
         ),
+        (QueuePlace(1, 1, None), "queued: position 1, for an unknown time\n"),
     ],
 )
 def test_a_wait_without_an_estimate_is_explained(
-    event: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+    place: QueuePlace, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_position(event)
+    print_position(place)
     assert capsys.readouterr().err == said

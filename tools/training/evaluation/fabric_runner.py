@@ -18,9 +18,9 @@ import orjson
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from duplane.tools.talk.client import TalkError, begin, connected, events_of, full_url
-from duplane.tools.talk.dialects import DialectB, Message, UnitReply
-from duplane.tools.talk.duplex import base64_of
+from duplane.tools.talk.client import TalkError, connected, events_of, full_url
+from duplane.tools.talk.dialects import Message, UnitReply
+from duplane.tools.talk.sessions import Wish, begun
 from duplane.tools.up.fabric import UpSettings, running
 from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
 from training.evaluation.inputs import ChatInput, SessionInput
@@ -91,36 +91,33 @@ async def fabric_runner(
 
 async def _converse(url: str, given: SessionInput, pace_s: float) -> tuple[list[Answered], int]:
     """Return the outputs of all units of a session, and the number of its late units."""
-    voice = None if given.voice is None else base64_of(given.voice)
-    dialect = DialectB(given.prompt, voice, given.seed)
     units = given.samples.reshape(-1, UNIT_SAMPLES)
     answered = [Answered(speaks=False)] * len(units)
+    wish = Wish(url=url, dialect="B", prompt=given.prompt, voice=given.voice, seed=given.seed)
     loop = asyncio.get_running_loop()
-    late = 0
-    async with (
-        asyncio.timeout(_REPLY_TIMEOUT_S) as limit,
-        connected(full_url(url, dialect.path("audio"))) as connection,
-    ):
-        await begin(connection, dialect)
-        due = loop.time()
-        newest = 0
-        await _send(connection, dialect.unit(newest, base64_of(units[newest]), []))
-        async for reply in _replies(connection, dialect):
-            limit.reschedule(loop.time() + _REPLY_TIMEOUT_S)
-            answered[reply.unit] = _joined(answered[reply.unit], reply)
-            if reply.unit != newest:
-                continue
-            newest += 1
-            due += pace_s
-            wait_s = due - loop.time()
-            if pace_s and wait_s < 0:
-                late += 1
-                due -= wait_s
-            await asyncio.sleep(max(0.0, wait_s))
-            if newest < len(units):
-                await _send(connection, dialect.unit(newest, base64_of(units[newest]), []))
-            else:
-                await _send(connection, dialect.close())
+    late = newest = 0
+    try:
+        async with asyncio.timeout(_REPLY_TIMEOUT_S) as limit, begun(wish) as session:
+            due = loop.time()
+            await session.send(newest, units[newest])
+            async for reply in session.replies():
+                limit.reschedule(loop.time() + _REPLY_TIMEOUT_S)
+                answered[reply.unit] = _joined(answered[reply.unit], reply)
+                if reply.unit != newest:
+                    continue
+                newest += 1
+                due += pace_s
+                wait_s = due - loop.time()
+                if pace_s and wait_s < 0:
+                    late += 1
+                    due -= wait_s
+                await asyncio.sleep(max(0.0, wait_s))
+                if newest < len(units):
+                    await session.send(newest, units[newest])
+                else:
+                    await session.close()
+    except TalkError as error:
+        raise TalkError(f"after {newest} of {len(units)} units: {error}") from None
     if newest < len(units):
         raise TalkError(f"the session ended after {newest} of {len(units)} units")
     return answered, late
@@ -133,17 +130,6 @@ def _joined(before: Answered, reply: UnitReply) -> Answered:
         text=before.text + reply.text,
         ends_turn=before.ends_turn or reply.end_of_turn,
     )
-
-
-async def _replies(connection: ClientConnection, dialect: DialectB) -> AsyncGenerator[UnitReply]:
-    """Yield the replies until the session ends."""
-    async for event in events_of(connection):
-        if event["type"] == "error":
-            raise TalkError(orjson.dumps(event.get("error")).decode())
-        if event["type"] in dialect.ended:
-            return
-        for reply in dialect.replies(event):
-            yield reply
 
 
 async def _chat(url: str, given: ChatInput) -> str:

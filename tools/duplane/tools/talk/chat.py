@@ -19,6 +19,7 @@ import pybase64
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.client.events import queue_place
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ, Samples
 from duplane.tools.command import UsageError
 from duplane.tools.talk.client import (
@@ -31,7 +32,8 @@ from duplane.tools.talk.client import (
     read_sound,
     write_sound,
 )
-from duplane.tools.talk.duplex import QUEUE_TIMEOUT_S, base64_of, print_position
+from duplane.tools.talk.duplex import print_position
+from duplane.tools.talk.sessions import QUEUE_TIMEOUT_S, base64_of
 from duplane.tools.talk.settings import TalkSettings
 
 Message = dict[str, Any]
@@ -197,7 +199,7 @@ async def _events(connection: ClientConnection, queue_prefix: str) -> AsyncGener
         if kind.removeprefix(queue_prefix) not in _QUEUE:
             yield event
         elif "position" in event:
-            print_position(event)
+            print_position(queue_place(event))
 
 
 async def _until(events: AsyncGenerator[Message], kind: str) -> None:

@@ -12,8 +12,11 @@ import numpy as np
 import orjson
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidHandshake, InvalidMessage
+from websockets.exceptions import InvalidHandshake
 
+from duplane.client import DuplexError, QueuePlace
+from duplane.client.connecting import error_of_connecting
+from duplane.client.events import queue_place
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ, AudioError, Samples, read_audio_file
 from duplane.fabric.secret_files import read_secret
 from duplane.tools.command import CommandError, UsageError
@@ -44,6 +47,27 @@ class TalkError(CommandError):
     """The conversation failed; the message says how."""
 
 
+def read_key(key_file: Path | None) -> str | None:
+    """Return the key or token in a file. Raises UsageError for an unusable file."""
+    try:
+        return read_secret(key_file, "key_file") if key_file else None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def tls_context(url: str, ca: Path | None) -> ssl.SSLContext | None:
+    """Return what a `wss:` URL needs: to trust the certificates in `ca`, or the system's.
+
+    Raises ConnectError.
+    """
+    if urlsplit(url).scheme != "wss":
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ConnectError(f"ca: {ca} cannot be used: {error}") from None
+
+
 @contextlib.asynccontextmanager
 async def connected(
     url: str, ca: Path | None = None, key_file: Path | None = None
@@ -53,13 +77,8 @@ async def connected(
     `ca` is a file of certificates (PEM) to trust in place of the system's, `key_file` a file with
     the key or token to show. Raises ConnectError, and UsageError for an unusable file of a key.
     """
+    key, context = read_key(key_file), tls_context(url, ca)
     try:
-        key = read_secret(key_file, "key_file") if key_file else ""
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    is_tls = urlsplit(url).scheme == "wss"
-    try:
-        context = ssl.create_default_context(cafile=ca) if is_tls else None
         connection = await connect(
             url,
             ssl=context,
@@ -70,24 +89,19 @@ async def connected(
             proxy=None,
         )
     except (OSError, TimeoutError, InvalidHandshake) as error:
-        raise ConnectError(f"no connection to {url}: {_reason(error, is_tls=is_tls)}") from None
+        raise connect_error(
+            url,
+            error_of_connecting(error, is_tls=context is not None, timeout_s=OPEN_TIMEOUT_S),
+        ) from None
     async with connection:
         yield connection
 
 
-def _reason(error: Exception, *, is_tls: bool) -> str:
-    """Return the reason why a connection failed, and advice."""
-    match error:
-        case ssl.SSLCertVerificationError():
-            return f"its certificate is not trusted ({error.verify_message}); see --ca"
-        case ssl.SSLError():
-            return "the server does not speak TLS on this port; try ws://"
-        case InvalidMessage() if not is_tls:
-            return "the server does not answer in HTTP; if it serves TLS, try wss://"
-        case TimeoutError():
-            return "the server accepts connections but does not answer"
-        case _:
-            return str(error)
+def connect_error(url: str, error: DuplexError) -> ConnectError:
+    """Return the error for a connection that the client library could not open."""
+    advice = "; see --ca" if "certificate" in error.message else ""
+    reason = error.message.removeprefix("no connection: ")
+    return ConnectError(f"no connection to {url}: {reason}{advice}")
 
 
 def error_text(event: Message) -> str:
@@ -111,7 +125,7 @@ async def events_of(connection: ClientConnection) -> AsyncGenerator[Message]:
 async def begin(
     connection: ClientConnection,
     dialect: TalkDialect,
-    on_queued: Callable[[Message], None] | None = None,
+    on_queued: Callable[[QueuePlace], None] | None = None,
 ) -> None:
     """Wait for a slot, send the first message, and wait until units may be sent.
 
@@ -123,7 +137,7 @@ async def begin(
         match str(event.get("type")).removeprefix(dialect.queue_prefix):
             case "queued" | "queue_update":
                 if on_queued:
-                    on_queued(event)
+                    on_queued(queue_place(event))
             case "queue_done":
                 await connection.send(orjson.dumps(dialect.start()), text=True)
             case _ if event.get("type") == dialect.ready:

@@ -1,4 +1,7 @@
-"""The client side of each public dialect: messages of `duplane talk`, and the replies to them."""
+"""The client side of dialects C, E and L: messages of `duplane talk`, and the replies to them.
+
+`duplane.client` speaks dialects A and B.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class TalkDialect(Protocol):
     ended: frozenset[str]  # the events that end the session; empty if only the connection ends
     answers_each_unit: bool  # False if the server sends nothing while the model listens
 
-    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None: ...
+    def __init__(self, prompt: str, voice: str | None) -> None: ...
 
     def path(self, mode: str) -> str:
         """Return the path and query of the URL."""
@@ -68,109 +71,6 @@ class TalkDialect(Protocol):
         ...
 
 
-class _Realtime:
-    queue_prefix = "session."
-    starts_at_once = False
-    ready = "session.created"
-    ended = frozenset({"session.closed"})
-    answers_each_unit = True
-
-    def path(self, mode: str) -> str:
-        return f"/v1/realtime?mode={mode}"
-
-
-class DialectA(_Realtime):
-    """Dialect A, which begins with `session.update`. One event answers each unit, in order."""
-
-    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
-        del seed  # the dialect has no field for it
-        self._session = {"instructions": prompt} | ({"ref_audio": voice} if voice else {})
-        self._answered = itertools.count()
-
-    def start(self) -> Message:
-        return {"type": "session.update", "session": self._session}
-
-    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
-        del number  # the dialect has no field for it
-        event: Message = {"type": "input_audio_buffer.append", "audio": audio}
-        return event | ({"video_frames": frames} if frames else {})
-
-    def close(self) -> Message:
-        return {"type": "session.close", "reason": "user_stop"}
-
-    def replies(self, event: Message) -> Iterator[UnitReply]:
-        if event["type"] not in ("response.listen", "response.output_audio.delta"):
-            return
-        yield UnitReply(
-            unit=next(self._answered),
-            is_speech=event["type"] == "response.output_audio.delta",
-            is_whole=True,
-            text=event.get("text") or "",
-            audio=event.get("audio") or "",
-            context=event.get("kv_cache_length", 0),
-            end_of_turn=event.get("end_of_turn", False),
-            listen_probability=event.get("metrics", {}).get("listen_probability"),
-        )
-
-
-class DialectB(_Realtime):
-    """Dialect B, which begins with `session.init`.
-
-    Up to three events answer one unit, and repeat its `input_id`. If a server does not repeat
-    `input_id`, the client counts the answered units: each reply begins with `text` or `listen`.
-    """
-
-    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
-        self._payload: Message = {"system_prompt": prompt}
-        if seed is not None:
-            self._payload["seed"] = seed
-        if voice:
-            self._payload["voice"] = {"ref_audio_base64": voice}
-        self._counted = -1  # number of the newest unit, if the server repeats no ids
-        self._last_kind = ""
-
-    def start(self) -> Message:
-        return {"type": "session.init", "payload": self._payload}
-
-    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
-        given: Message = {"audio": audio, "input_id": str(number)}
-        return {
-            "type": "input.append",
-            "input": given | ({"video_frames": frames} if frames else {}),
-        }
-
-    def close(self) -> Message:
-        return {"type": "session.close", "reason": "user_stop"}
-
-    def replies(self, event: Message) -> Iterator[UnitReply]:
-        if event["type"] != "response.output.delta":
-            return
-        is_listen = event["kind"] == "listen"
-        closes_turn = is_listen and "response_id" in event
-        yield UnitReply(
-            unit=self._unit_of(event, closes_turn=closes_turn),
-            is_speech=not is_listen or closes_turn,
-            is_whole=is_listen,
-            text=event.get("text") or "",
-            audio=event.get("audio") or "",
-            context=event.get("metrics", {}).get("kv_cache_length", 0),
-            end_of_turn=closes_turn,
-            listen_probability=event.get("metrics", {}).get("listen_probability"),
-        )
-
-    def _unit_of(self, event: Message, *, closes_turn: bool) -> int:
-        named = str(event.get("input_id", ""))
-        if named.isdecimal():
-            return int(named)
-        kind = event["kind"]
-        before = self._last_kind
-        self._last_kind = kind
-        goes_on = closes_turn or (kind == "audio" and before == "text")
-        if not goes_on or self._counted < 0:
-            self._counted += 1
-        return self._counted
-
-
 class DialectC:
     """Dialect C, which begins with `prepare`. One `result` answers each unit, in order."""
 
@@ -180,8 +80,7 @@ class DialectC:
     ended = frozenset({"stopped", "timeout"})
     answers_each_unit = True
 
-    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
-        del seed  # the dialect has no field for it
+    def __init__(self, prompt: str, voice: str | None) -> None:
         self._settings: Message = {"system_prompt": prompt}
         if voice:
             self._settings["ref_audio_base64"] = voice
@@ -241,8 +140,8 @@ class DialectE(_OpenAI):
     ended: frozenset[str] = frozenset()
     answers_each_unit = False
 
-    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
-        del voice, seed  # the dialect has no fields for them
+    def __init__(self, prompt: str, voice: str | None) -> None:
+        del voice  # the dialect has no field for it
         super().__init__()
         self._session = {"type": "realtime", "instructions": prompt}
         self._newest = 0  # number of the newest unit
@@ -297,8 +196,8 @@ class DialectL(_OpenAI):
     ended = frozenset({"session.closed"})
     answers_each_unit = True
 
-    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
-        del voice, seed  # the dialect has no fields for them
+    def __init__(self, prompt: str, voice: str | None) -> None:
+        del voice  # the dialect has no field for it
         super().__init__()
         self._session = {"model": "any", "instructions": prompt}
         self._answered = itertools.count()
@@ -340,8 +239,6 @@ class DialectL(_OpenAI):
 
 
 DIALECTS: dict[str, type[TalkDialect]] = {
-    "A": DialectA,
-    "B": DialectB,
     "C": DialectC,
     "E": DialectE,
     "L": DialectL,

@@ -6,45 +6,28 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 import pybase64
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from duplane.fabric.audio import (
-    INPUT_RATE_HERTZ,
-    OUTPUT_RATE_HERTZ,
-    Samples,
-    pcm_from_samples,
-)
+from duplane.client import QueuePlace
+from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, Samples
 from duplane.tools.command import UsageError
-from duplane.tools.talk.client import (
-    TalkError,
-    begin,
-    check_out,
-    connected,
-    end,
-    events_of,
-    full_url,
-    read_sound,
-    write_sound,
-)
-from duplane.tools.talk.dialects import DIALECTS, TalkDialect, UnitReply
+from duplane.tools.talk.client import TalkError, check_out, read_sound, write_sound
+from duplane.tools.talk.dialects import UnitReply
+from duplane.tools.talk.sessions import QUEUE_TIMEOUT_S, TalkSession, Wish, begun
 from duplane.tools.talk.settings import TalkSettings
-
-_Unit = tuple[Samples, list[str]]  # the audio and the pictures of a unit
 
 _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
 """The recording that is sent by default. A text file beside it lists its questions."""
 _REPLY_TIMEOUT_S = 10.0  # for the last replies, after everything is sent
 _QUIET_S = 2.0  # the same, if no event answers a unit in which the model listens
-QUEUE_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -66,12 +49,13 @@ class _Conversation:
     """The units sent and the replies to them."""
 
     as_json: bool
-    is_each_answered: bool  # the server answers also units in which the model listens
+    is_each_answered: bool = True  # the server answers also units in which the model listens
     rows: list[UnitRow] = field(default_factory=list[UnitRow])
     audio: list[Samples] = field(default_factory=list[Samples])
     unanswered: dict[int, float] = field(default_factory=dict[int, float])
     errors: list[str] = field(default_factory=list[str])
     closed_reason: str | None = None
+    is_over: bool = False
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: UnitRow | None = None
 
@@ -138,12 +122,24 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
         raise UsageError("texts (--text) are for a chat: --mode chat --dialect B, or D")
     check_out(out)
     speech = read_sound(settings.wav or SAMPLE)
-    voice = base64_of(read_sound(settings.voice)) if settings.voice else None
+    voice = read_sound(settings.voice) if settings.voice else None
     if settings.wav is None and not as_json:
         show_sample()
-    dialect = DIALECTS[settings.dialect](settings.prompt, voice, settings.seed)
-    conversation = _Conversation(as_json, dialect.answers_each_unit)
-    asyncio.run(_converse(settings, dialect, speech, conversation))
+    conversation = _Conversation(as_json)
+    wish = Wish(
+        url=settings.url,
+        dialect=settings.dialect,
+        mode="video" if settings.mode == "video" else "audio",
+        prompt=settings.prompt,
+        voice=voice,
+        seed=settings.seed,
+        ca=settings.ca,
+        key_file=settings.key_file,
+        on_queued=print_position,
+        on_error=conversation.errors.append,
+    )
+    pictures = [file.read_bytes() for file in settings.frames]
+    asyncio.run(_converse(wish, _units(speech, settings.tail_s), pictures, conversation))
     write_sound(out, conversation.audio)
     _summarize(conversation, out)
 
@@ -175,88 +171,63 @@ def _summarize(conversation: _Conversation, out: Path | None) -> None:
         raise TalkError("the server did not close the session in order")
 
 
-def base64_of(samples: Samples) -> str:
-    return pybase64.b64encode_as_string(pcm_from_samples(samples))
-
-
 async def _converse(
-    settings: TalkSettings, dialect: TalkDialect, speech: Samples, conversation: _Conversation
+    wish: Wish, units: Sequence[Samples], pictures: Sequence[bytes], conversation: _Conversation
 ) -> None:
-    url = full_url(settings.url, dialect.path(settings.mode))
-    pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
     try:
-        async with connected(url, settings.ca, settings.key_file) as connection:
+        async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
-                await begin(connection, dialect, print_position)
-            units = _units(speech, settings.tail_s)
-            frames = [
-                [pictures[at % len(pictures)]] if pictures else [] for at in range(len(units))
-            ]
-            await _stream(connection, dialect, list(zip(units, frames, strict=True)), conversation)
+                session = await stack.enter_async_context(begun(wish))
+            conversation.is_each_answered = session.answers_each_unit
+            async with asyncio.TaskGroup() as tasks:
+                receiver = tasks.create_task(_receive(session, conversation))
+                await _send(session, units, pictures, conversation)
+                await asyncio.wait({receiver}, timeout=_REPLY_TIMEOUT_S)
+                receiver.cancel()
     except TimeoutError:
         raise TalkError("the server does not answer") from None
     except ConnectionClosed as error:
         raise TalkError(f"the connection ended early: {error}") from None
 
 
-def print_position(event: dict[str, Any]) -> None:
+def print_position(place: QueuePlace) -> None:
     """Print the position in the queue, and the estimated wait or why there is no estimate."""
-    wait = event.get("reason") or f"about {event.get('estimated_wait_s')} s"
-    sys.stderr.write(f"queued: position {event.get('position')}, {wait}\n")
-
-
-async def _stream(
-    connection: ClientConnection,
-    dialect: TalkDialect,
-    units: list[_Unit],
-    conversation: _Conversation,
-) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        receiver = tasks.create_task(_receive(connection, dialect, conversation))
-        await _send(connection, dialect, units, conversation)
-        await asyncio.wait({receiver}, timeout=_REPLY_TIMEOUT_S)
-        receiver.cancel()
+    known = "" if place.estimated_wait_s is None else f"about {place.estimated_wait_s:g} s"
+    wait = place.reason or known or "for an unknown time"
+    sys.stderr.write(f"queued: position {place.position}, {wait}\n")
 
 
 async def _send(
-    connection: ClientConnection,
-    dialect: TalkDialect,
-    units: list[_Unit],
+    session: TalkSession,
+    units: Sequence[Samples],
+    pictures: Sequence[bytes],
     conversation: _Conversation,
 ) -> None:
     begin = time.monotonic()
-    with contextlib.suppress(ConnectionClosed):  # the receiver reports the reason
-        for number, (unit, frames) in enumerate(units):
-            # Wait like a microphone, which delivers a second of sound when the second has passed.
-            await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
-            conversation.sent(number)
-            message = dialect.unit(number, base64_of(unit), frames)
-            await connection.send(orjson.dumps(message), text=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REPLY_TIMEOUT_S if dialect.answers_each_unit else _QUIET_S):
-                await conversation.all_answered.wait()
-        await end(connection, dialect)
+    for number, unit in enumerate(units):
+        # Wait like a microphone, which delivers a second of sound when the second has passed.
+        await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
+        if conversation.is_over:
+            return
+        conversation.sent(number)
+        shown = [pictures[number % len(pictures)]] if pictures else []
+        await session.send(number, unit, shown)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REPLY_TIMEOUT_S if session.answers_each_unit else _QUIET_S):
+            await conversation.all_answered.wait()
+    await session.close()
 
 
-async def _receive(
-    connection: ClientConnection, dialect: TalkDialect, conversation: _Conversation
-) -> None:
+async def _receive(session: TalkSession, conversation: _Conversation) -> None:
     try:
-        async for event in events_of(connection):
-            match event.get("type"):
-                case "error":
-                    conversation.errors.append(orjson.dumps(event.get("error")).decode())
-                case kind if kind in dialect.ended:
-                    conversation.closed_reason = str(event.get("reason") or kind)
-                case _:
-                    for reply in dialect.replies(event):
-                        conversation.add(reply)
-        if not dialect.ended and not conversation.errors:
-            conversation.closed_reason = "the client ended the connection"
-    except ConnectionClosed as closed:
-        conversation.errors.append(f"the connection broke: {closed}")
+        async for reply in session.replies():
+            conversation.add(reply)
+        conversation.closed_reason = session.end
+    except TalkError as error:
+        conversation.errors.append(str(error))
     finally:
         conversation.flush()
+        conversation.is_over = True
         conversation.all_answered.set()
 
 

@@ -15,6 +15,7 @@ import orjson
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.client.events import queue_place
 from duplane.fabric.audio import INPUT_RATE_HERTZ, Samples
 from duplane.tools.command import UsageError
 from duplane.tools.talk.chat import Reply
@@ -28,13 +29,8 @@ from duplane.tools.talk.client import (
     read_sound,
     write_sound,
 )
-from duplane.tools.talk.duplex import (
-    QUEUE_TIMEOUT_S,
-    SAMPLE,
-    base64_of,
-    print_position,
-    show_sample,
-)
+from duplane.tools.talk.duplex import SAMPLE, print_position, show_sample
+from duplane.tools.talk.sessions import QUEUE_TIMEOUT_S, base64_of
 from duplane.tools.talk.settings import TalkSettings
 
 _PIECE_S = 0.5
@@ -124,7 +120,7 @@ class _HalfDuplex:
             if event.get("type") == "error":
                 raise TalkError(error_text(event))
             if "position" in event:
-                print_position(event)
+                print_position(queue_place(event))
             yield event
 
     async def _receive(self, events: AsyncGenerator[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from duplane.tools.bench.load.plan import UNIT_S, Plan
 from duplane.tools.bench.load.reports import Opening, Report
 from duplane.tools.bench.load.sessions import (
     GrpcSession,
+    LibrarySession,
     LoadSession,
     Opened,
     SessionError,
@@ -254,7 +255,8 @@ def _write_line(value: object) -> None:
 @contextlib.asynccontextmanager
 async def _opener(plan: Plan) -> AsyncGenerator[Callable[[], Opened]]:
     if plan.dialect != "grpc":
-        yield lambda: WebSocketSession.opened(plan)
+        kind = LibrarySession if plan.dialect in ("A", "B") else WebSocketSession
+        yield lambda: kind.opened(plan)
         return
     async with FabricClient([plan.url]) as client:
         yield lambda: GrpcSession.opened(client, plan.open_timeout_s)

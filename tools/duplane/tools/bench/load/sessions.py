@@ -1,4 +1,8 @@
-"""Sessions of clients: over WebSocket in a public dialect, or over gRPC without an edge."""
+"""Sessions of clients: over WebSocket in a public dialect, or over gRPC without an edge.
+
+The client library speaks A and B. The work of this process is part of what is measured, so the
+sound is encoded once.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ import pybase64
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.client import DuplexError, DuplexSession, InputError, Output, encode
 from duplane.fabric.audio import INPUT_RATE_HERTZ, pcm_from_samples
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
@@ -26,8 +31,16 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.tools.bench.load.ledger import Answer
 from duplane.tools.bench.load.plan import UNIT_S, Plan
 from duplane.tools.command import CommandError
-from duplane.tools.talk.client import begin, connected, end, full_url
+from duplane.tools.talk.client import (
+    OPEN_TIMEOUT_S,
+    begin,
+    connected,
+    end,
+    full_url,
+    tls_context,
+)
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect
+from duplane.tools.talk.sessions import refusal, unit_of
 
 _PROMPT = "You are a helpful assistant."
 
@@ -42,6 +55,7 @@ def _second_of_sound() -> bytes:
 SOUND = _second_of_sound()
 """The sound of each unit, as PCM."""
 _SOUND_BASE64 = pybase64.b64encode_as_string(SOUND)
+_ENCODED = encode(memoryview(SOUND).cast("f"), uplink="float32")
 
 
 class SessionError(Exception):
@@ -70,8 +84,82 @@ class LoadSession(Protocol):
 Opened = AbstractAsyncContextManager[LoadSession]
 
 
+class LibrarySession:
+    """A session of A or B."""
+
+    def __init__(self, session: DuplexSession, *, has_names: bool) -> None:
+        self._session = session
+        self._has_names = has_names  # A does not name the unit of an answer
+        self._is_closing = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, plan: Plan) -> AsyncGenerator[LoadSession]:
+        """Open a session; its connection closes at the end of the `with`. Raises SessionError."""
+        url = full_url(plan.url, "/v1/realtime")
+        try:
+            session = DuplexSession(
+                url,
+                dialect="B" if plan.dialect == "B" else "A",
+                instructions=_PROMPT,
+                tls=tls_context(url, Path(plan.ca) if plan.ca else None),
+                proxy=False,
+                loads=orjson.loads,
+                attempts=1,
+                connect_timeout_s=OPEN_TIMEOUT_S,
+                queue_timeout_s=plan.open_timeout_s,
+            )
+            async with asyncio.timeout(plan.open_timeout_s):
+                await session.connect()
+        except DuplexError as error:
+            raise SessionError(str(refusal(url, error))) from None
+        except CommandError as error:
+            raise SessionError(str(error)) from None
+        except TimeoutError:
+            raise SessionError(f"the session did not open in {plan.open_timeout_s:g} s") from None
+        try:
+            yield cls(session, has_names=plan.dialect == "B")
+        finally:
+            await session.close()
+
+    async def send(self, number: int) -> None:
+        input_id = str(number) if self._has_names else None
+        if not await self._session.send(_ENCODED, input_id=input_id):
+            raise SessionError("the connection ended")
+
+    async def answers(self) -> AsyncIterator[tuple[float, Answer]]:
+        while True:
+            try:
+                output = await anext(self._session, None)
+            except InputError as error:
+                named = error.input_id or ""
+                unit = int(named) if named.isdecimal() else None
+                yield time.monotonic(), Answer(unit=unit, failure=str(error))
+                continue
+            except DuplexError as error:
+                raise SessionError(f"the session ended: {error}") from None
+            if output is None:
+                break
+            yield output.received_s, self._answer(output)
+        if not self._is_closing:
+            reason = self._session.end.reason if self._session.end else "closed"
+            raise SessionError(f"the server ended the session: {reason}")
+
+    def _answer(self, output: Output) -> Answer:
+        return Answer(
+            unit=unit_of(output) if self._has_names else None,
+            part="audio" if output.encoded_audio else "text" if output.speaks else "listen",
+            worker_ms=output.metrics.get("wall_clock_ms"),
+            dropped_count=output.dropped_units,
+        )
+
+    async def close(self) -> None:
+        self._is_closing = True
+        await self._session.close()
+
+
 class WebSocketSession:
-    """A session of a public dialect."""
+    """A session of C, E or L."""
 
     def __init__(self, connection: ClientConnection, dialect: TalkDialect, name: str) -> None:
         self._connection = connection
@@ -138,16 +226,7 @@ class WebSocketSession:
         if self._name == "C":  # C also answers dropped units; their answers have no worker time
             worker_ms = event.get("wall_clock_ms")
             return [Answer(worker_ms=worker_ms, is_dropped=not worker_ms) for _ in replies]
-        measured = event.get("metrics", {})
-        return [
-            Answer(
-                unit=reply.unit if self._name == "B" else None,  # A does not name the unit
-                part=str(event.get("kind", "")),
-                worker_ms=measured.get("wall_clock_ms"),
-                dropped_count=measured.get("dropped_units", 0),
-            )
-            for reply in replies
-        ]
+        return [Answer() for _ in replies]
 
     async def close(self) -> None:
         self._is_closing = True
