@@ -13,15 +13,16 @@ from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory
 
 from duplane.fabric.process import EXIT_INTERRUPTED, StartError
-from duplane.fabric.settings import PositiveInt
+from duplane.fabric.settings import NonNegativeInt, PositiveInt
 from duplane.tools.command import CommandError, UsageError, run_app
 from duplane.tools.up.fabric import command_errors
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
+from training.corpus.phrases import MOST_NEURAL, PhrasePlan, speak_phrases
 from training.evaluation import hearing as hearing_table
 from training.evaluation.hearing import HearingPlan, measure_hearing
 from training.evaluation.rows import EvaluationPlan
 from training.evaluation.table import as_text, evaluate_checkpoint
-from training.pipeline import TrainingPlan, train_checkpoint
+from training.pipeline import TrainingPlan, print_progress, train_checkpoint
 from training.sources.catalogue import SOURCES
 from training.sources.fetching import FetchError, default_cache, fetch_source, folder_of
 
@@ -139,6 +140,37 @@ def fetch(*, cache: Path | None = None) -> int:
             sys.stdout.write(f"  {archive.package} {archive.version} sha256 {archive.sha256}\n")
         sys.stdout.write(f"  in {folder_of(source, cache)}\n")
     return 1 if failures else 0
+
+
+@app.command
+def speak(
+    *,
+    cache: Path | None = None,
+    neural: NonNegativeInt = MOST_NEURAL,
+    festival: NonNegativeInt = 500,
+    seed: int = 1,
+) -> None:
+    """Speak questions of training with Kokoro and festival, a stage of the corpus.
+
+    A run that was stopped can be continued. Prints the CPU time of each phrase. `train` does not
+    use these phrases.
+
+    Parameters
+    ----------
+    cache
+        Folder with the packages that `fetch` fetched, and for the phrases. Default: as for `fetch`.
+    neural
+        Number of phrases of Kokoro, at most 2000.
+    festival
+        Number of phrases of festival.
+    seed
+        Seed of all random numbers.
+    """
+    plan = PhrasePlan(neural, festival, seed)
+    made = speak_phrases(cache or default_cache(), plan, print_progress)
+    for name, seconds in made.cpu_s.items():
+        sys.stdout.write(f"{name}: {seconds:.2f} s of CPU time for each new phrase\n")
+    sys.stdout.write(f"{made.kept} phrases were there; digest {made.digest}; {made.folder}\n")
 
 
 @app.command

@@ -71,7 +71,8 @@ def _word_starts(text: str, phonemes: list[tuple[float, str]]) -> tuple[float, .
     model = espeak().speak(text, ASSISTANT)
     spoken = [start for start, name in phonemes if name != "_"]
     modelled = [start for start, name in model.phonemes if not name.startswith("_")]
-    if not spoken or not modelled or modelled[-1] <= modelled[0]:
+    if not spoken or not modelled:
         raise SynthesisError(f"{text!r} has no sound")
-    scale = (spoken[-1] - spoken[0]) / (modelled[-1] - modelled[0])
+    length = modelled[-1] - modelled[0]
+    scale = (spoken[-1] - spoken[0]) / length if length else 1.0  # a word of one phoneme
     return tuple(spoken[0] + scale * (start - modelled[0]) for start in model.words)
