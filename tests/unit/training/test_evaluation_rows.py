@@ -95,5 +95,5 @@ def test_table_names_the_path_and_scores_chats_by_their_text() -> None:
     }
     heading, row, *_ = as_text(found).splitlines()
     assert heading.startswith("through the fabric")
-    assert " ".join(row.split()) == f"{CHATS} - 50.0 % of 2 - - -"
+    assert " ".join(row.split()) == f"{CHATS} - 50.0 % of 2 - -"
     assert scores.mistakes == [("one plus one is two", "one")]

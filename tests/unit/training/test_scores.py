@@ -50,13 +50,11 @@ def test_wrong_words_are_no_exact_answer() -> None:
     assert scores.mistakes == [("goodbye", "good night")]
 
 
-def test_interruption_counts_when_the_turn_is_closed() -> None:
+def test_words_of_an_interrupted_answer_are_not_judged() -> None:
     count = Expected("count", "one two three", 1, 3, interrupted_unit=2)
-    closed = scored([count], LISTENS, says("one", ends_turn=False), says(""), LISTENS, LISTENS)
-    open_ = scored([count], LISTENS, *[says("one", ends_turn=False)] * 4)
-    assert closed.closed.share == 1.0
-    assert open_.closed.share == 0.0
-    assert closed.exact.count == 0
+    scores = scored([count], LISTENS, says("one", ends_turn=False), says(""), LISTENS, LISTENS)
+    assert scores.onset.share == 1.0
+    assert scores.exact.count == scores.extra_turns == 0
 
 
 def test_speech_in_noise_is_counted_by_units() -> None:

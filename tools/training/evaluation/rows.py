@@ -80,13 +80,6 @@ def session_rows(plan: EvaluationPlan) -> list[SessionRow]:
             replace(usual, unit_count=LONG_UNITS),
             max(1, plan.sessions // 3),
         ),
-        SessionRow(
-            4,
-            "interruptions",
-            "espeak",
-            replace(usual, interrupted=1.0, longest_pause_s=1.0),
-            half,
-        ),
         SessionRow(5, "noise alone", "espeak", replace(usual, noise_only=1.0, noisy=1.0), half),
     ]
 

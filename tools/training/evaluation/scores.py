@@ -19,7 +19,8 @@ class Answered:
 class Expected:
     """The expected answer to a question: its first unit and its number of units.
 
-    `interrupted_unit` is the unit in which an interruption ends the answer, or -1.
+    `interrupted_unit` is the unit in which an interruption ends the answer, or -1. The words of an
+    interrupted answer are not judged here: most answers are too short (`outcomes.stopped`).
     """
 
     kind: str
@@ -63,7 +64,6 @@ class Scores:
 
     onset: Rate = field(default_factory=Rate)
     exact: Rate = field(default_factory=Rate)
-    closed: Rate = field(default_factory=Rate)
     quiet: Rate = field(default_factory=Rate)
     kinds: dict[str, Rate] = field(default_factory=dict[str, Rate])
     extra_turns: int = 0
@@ -86,12 +86,8 @@ class Scores:
             self.onset.add(is_right=bool(near))
             turn = found[near[0]] if near else None
             matched.update(near[:1])
-            if answer.interrupted_unit >= 0:
-                closes = turn is not None and turn.is_ended
-                late = 0 if turn is None else turn.last_unit - answer.interrupted_unit
-                self.closed.add(is_right=closes and abs(late) <= 1)
-                continue
-            self.add_answer(answer.kind, answer.text, "" if turn is None else turn.text)
+            if answer.interrupted_unit < 0:
+                self.add_answer(answer.kind, answer.text, "" if turn is None else turn.text)
         later = [one for one in expected if one.first_unit + one.unit_count > len(units)]
         for index, turn in enumerate(found):
             is_known = any(abs(turn.first_unit - one.first_unit) <= 1 for one in later)

@@ -129,7 +129,7 @@ def _speech(model: DuplexModel, plan: EvaluationPlan) -> dict[str, Any]:
 
 
 def _corpus(workspace: Path, name: str, plan: EvaluationPlan) -> Corpus:
-    folder = workspace / f"{name}-{plan.utterances}-{plan.seed}"
+    folder = workspace / f"unheard-{name}-{plan.utterances}-{plan.seed}"
     if not folder.exists():
         _report(f"speaking questions with {name}")
         is_flite = name == "flite"
@@ -153,7 +153,6 @@ def as_values(scores: Scores) -> dict[str, Any]:
     return {
         "onset within one unit": _rate(scores.onset),
         "whole answer exact": _rate(scores.exact),
-        "interruption closed within one unit": _rate(scores.closed),
         "quiet units in noise": _rate(scores.quiet),
         "unexpected turns": scores.extra_turns,
         "units": scores.unit_count,
@@ -180,7 +179,6 @@ def as_text(found: dict[str, Any]) -> str:
     columns = {
         "onset": "onset within one unit",
         "exact": "whole answer exact",
-        "closed": "interruption closed within one unit",
         "quiet": "quiet units in noise",
     }
     heading = f"through the {found['through']}"
