@@ -33,8 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup clients unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics locks golden fuzz simulate chaos drills bench delta-path train evaluate \
-	fetch hearing clean
+	settings metrics locks golden fuzz simulate chaos drills bench delta-path train evaluate fetch \
+	hearing checks licences sbom clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,14 @@ metrics: $(INSTALLED) ## write the list of all metrics to docs/metrics.md
 
 locks: $(CHECKS) $(INSTALLED) ## write deploy/locks: all packages of the images with their hashes
 	$(BIN)/python -m supply.locks --uv .checks/bin/uv $(ARGS)
+
+checks: $(CHECKS) ## install the programs that check images and workflows, apart from .venv
+
+licences: $(INSTALLED) ## check the licences of all packages; images build av from source
+	$(BIN)/python -m supply.licences --except av
+
+sbom: $(CHECKS) $(INSTALLED) ## write an SBOM (CycloneDX) of each image to dist
+	$(BIN)/python -m supply.sbom dist --cyclonedx .checks/bin/cyclonedx-py
 
 golden: $(INSTALLED) ## replay the recorded traces through the model: GOLDEN=DIRECTORY
 	$(BIN)/duplane checkpoint replay $(GOLDEN)

@@ -28,20 +28,24 @@ CPU_TORCH = "https://download.pytorch.org/whl/cpu/torch/"
 class Lock:
     """What one lock contains.
 
-    `extras` are those of this project; without them, the lock has `packages` alone. A `tool` is
-    installed apart from the project, so it needs no versions of constraints.txt.
+    `extras` are those of this project; without them, the lock has `packages` alone. A package that
+    the lock `omits` is in another lock. A `tool` is installed apart from the project, so it needs
+    no versions of constraints.txt.
     """
 
     extras: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    omits: tuple[str, ...] = ()
     has_cpu_torch: bool = False
     is_tool: bool = False
 
 
 LOCKS = {
     "edge": Lock(("jwt", "vad")),
-    "worker-cpu": Lock(("worker",), has_cpu_torch=True),
-    "worker-cuda": Lock(("worker",)),
+    "worker-cpu": Lock(("worker",), omits=("av",), has_cpu_torch=True),
+    "worker-cuda": Lock(("worker",), omits=("av",)),
+    # The images build it from source: deploy/images/build_ffmpeg.sh says why.
+    "av": Lock(packages=("av",), omits=("numpy",)),
     "dev": Lock(("worker", "bench", "jwt", "vad", "dev"), has_cpu_torch=True),
     "build": Lock(packages=("hatchling", "Cython", "setuptools")),
     "checks": Lock(
@@ -78,6 +82,7 @@ def _write(name: str, lock: Lock, uv: str, cpu_torch: str) -> int:
     path = FOLDER / f"{name}.txt"
     sources = [f"--extra={extra}" for extra in lock.extras]
     sources += ["pyproject.toml"] if lock.extras else []
+    sources += [f"--no-emit-package={package}" for package in lock.omits]
     packages = [*lock.packages]
     constraints = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
     if lock.has_cpu_torch:
