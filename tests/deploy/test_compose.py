@@ -46,7 +46,13 @@ def test_the_files_have_the_form_of_the_specification() -> None:
 def test_the_fabric_is_whole() -> None:
     verbs = [SERVICES[name]["command"][0] for name in ROLES]
     assert sorted(verbs) == ["edge", *["scheduler"] * 3, *["worker"] * 2]
-    assert set(SERVICES) - set(ROLES) == {"certificates", "etcd", "prometheus", "grafana"}
+    assert set(SERVICES) - set(ROLES) == {
+        "certificates",
+        "etcd",
+        "operator",
+        "prometheus",
+        "grafana",
+    }
 
 
 @each_service
