@@ -79,6 +79,25 @@ async def test_cross_site_requests_without_an_origin_are_refused(mode: str) -> N
         assert (await ask(edge, "GET", "/status", own))[0] == 200
 
 
+async def test_links_of_other_sites_open_pages_and_nothing_else() -> None:
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    async with live_edge() as edge, aiohttp.ClientSession() as client:
+
+        async def open_link(path: str, kind: str, **more: str) -> int:
+            asked = client.get(
+                f"http://{edge.edge.address}{path}",
+                headers={**headers, "Sec-Fetch-Dest": kind, **more},
+            )
+            async with asked as answer:
+                return answer.status
+
+        assert await open_link("/", "document") == 200
+        assert await open_link("/", "document", Host="evil.example") == 403
+        assert await open_link("/", "iframe") == 403
+        assert await open_link("/pages/client/index.js", "script") == 403
+        assert await open_link("/status", "document") == 403
+
+
 async def test_own_pages_and_programs_are_served() -> None:
     async with live_edge() as edge:
         port = edge.edge.address.rpartition(":")[2]

@@ -96,13 +96,13 @@ class AccessControl:
         """Pass a request to its handler. Raises HTTPException if it is refused."""
         headers = join_headers(request.headers.items())
         set_client_address(request, identify(request.remote or "", headers, self.proxies))
-        self._check_browser(request, headers)
+        route = routes.get(request.match_info.route)
+        self._check_browser(request, headers, is_page=route is not None and route.is_page)
         if request.method == "OPTIONS" and "access-control-request-method" in headers:
             return self._preflight(request)
-        route = routes.get(request.match_info.route)
         if route is None:
             return await self._refuse(request, handler, routes)
-        if not self.has_operators and route.level in _OPERATORS:
+        if not self.has_operators and _is_of_operators(route):
             self._count(request)
             raise web.HTTPNotFound
         caller = await self._identify(request, route)
@@ -145,10 +145,12 @@ class AccessControl:
     def _log(self, request: web.Request, route: HttpRoute, caller: Caller, status: int) -> None:
         log_action(request, route, caller, status, self.logged_addresses)
 
-    def _check_browser(self, request: web.Request, headers: Mapping[str, str]) -> None:
+    def _check_browser(
+        self, request: web.Request, headers: Mapping[str, str], *, is_page: bool
+    ) -> None:
         is_proxied = is_proxy(request.remote or "", self.proxies)
         target = parse_target(headers, is_tls=request.secure, is_proxied=is_proxied)
-        if refusal := self.browsers.refusal(headers, target):
+        if refusal := self.browsers.refusal(headers, target, is_page=is_page):
             self.refusals.report(f"a request was refused: {refusal}")
             raise web.HTTPForbidden(text=refusal)
         origin = headers.get("origin", "")
@@ -195,20 +197,24 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Add the headers that every answer has, also a refusal."""
     headers = response.headers
     headers.popall("Server", None)  # names the server software
-    headers["Cache-Control"] = "no-store"
+    headers.setdefault("Cache-Control", "no-store")
     headers["X-Content-Type-Options"] = "nosniff"
     if request.secure:
         headers["Strict-Transport-Security"] = _HSTS
     if origin := request.get(_CORS_ORIGIN):
         headers["Access-Control-Allow-Origin"] = origin
         headers["Access-Control-Expose-Headers"] = "Retry-After"
-        headers["Vary"] = "Origin"
+        headers.add("Vary", "Origin")
+
+
+def _is_of_operators(route: HttpRoute) -> bool:
+    return route.is_for_operators or route.level in _OPERATORS
 
 
 async def _is_of_clients(request: web.Request, routes: Mapping[AbstractRoute, HttpRoute]) -> bool:
     """Return whether clients have a route at the path of a request, for any method."""
     for route, known in routes.items():
-        if known.level not in _OPERATORS and route.resource:
+        if not _is_of_operators(known) and route.resource:
             _, methods = await route.resource.resolve(request)
             if methods:
                 return True

@@ -12,6 +12,7 @@ from duplane.edge.content.apps import Apps
 from duplane.edge.content.assets import Assets
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body, read_object
+from duplane.edge.recording.settings import RecordingSettings
 
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 4 * 1024
@@ -24,8 +25,13 @@ class AssetRoutes:
     slow clients.
     """
 
-    def __init__(self, assets: Assets, playback_delay_ms: int) -> None:
-        self._playback_delay_ms = playback_delay_ms
+    def __init__(
+        self, assets: Assets, playback_delay_ms: int, recording: RecordingSettings | None
+    ) -> None:
+        self._defaults = {
+            "playback_delay_ms": playback_delay_ms,
+            "records": recording.consent if recording else None,
+        }
         self._voice = orjson.dumps(assets.default_voice)
         self._presets_json = orjson.dumps(assets.presets)
         self._preset_audio_json = {
@@ -44,7 +50,7 @@ class AssetRoutes:
         ]
 
     async def _frontend_defaults(self, _: web.Request) -> web.Response:
-        return json_answer({"playback_delay_ms": self._playback_delay_ms})
+        return json_answer(self._defaults)
 
     async def _default_voice(self, _: web.Request) -> web.Response:
         return json_answer(self._voice)

@@ -21,3 +21,7 @@ class HttpRoute:
     scope: Scope = Scope.READ
     """The scope that an operator must have if the level is OPERATOR."""
     takes_form: bool = False
+    is_page: bool = False
+    """Whether this is a page that a link on another site may open."""
+    is_for_operators: bool = False
+    """Whether only the listener of operators has the route, also if its level is PUBLIC."""

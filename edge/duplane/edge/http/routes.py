@@ -14,6 +14,7 @@ from duplane.edge.http.erasure_routes import ErasureRoutes
 from duplane.edge.http.fabric_routes import FabricRoutes
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.model_routes import ModelRoutes
+from duplane.edge.http.page_routes import PageRoutes
 from duplane.edge.http.queue_routes import QueueRoutes
 from duplane.edge.http.recording_routes import RecordingRoutes
 from duplane.edge.http.session_end_routes import SessionEndRoutes
@@ -44,7 +45,7 @@ def edge_routes(
             lambda: sessions.unmovable_counts().total(),
         ).routes(),
         *QueueRoutes(fabric, body_s).routes(),
-        *AssetRoutes(assets, settings.playback_delay_ms).routes(),
+        *AssetRoutes(assets, settings.playback_delay_ms, settings.recording).routes(),
         *VoiceRoutes(voices, settings.limits).routes(),
         *SessionRoutes(sessions, settings.limits, clock).routes(),
         *SessionEndRoutes(fabric, sessions).routes(),
@@ -59,4 +60,5 @@ def edge_routes(
         *AppRoutes(sessions.apps, body_s).routes(),
         *RecordingRoutes(settings.recording, body_s).routes(),
         *ErasureRoutes(settings.recording, sessions).routes(),
+        *(PageRoutes().routes() if settings.pages == "on" else ()),
     ]

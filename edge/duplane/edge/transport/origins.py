@@ -119,10 +119,11 @@ class BrowserRules:
         self._hosts = tuple(name.lower() for name in allowed_hosts)
         self._certificate_names = certificate_names
 
-    def refusal(self, headers: Mapping[str, str], target: Target) -> str:
+    def refusal(self, headers: Mapping[str, str], target: Target, *, is_page: bool = False) -> str:
         """Return why a request is refused, with the flag that allows it; empty if it is not.
 
-        The names of `headers` are in lower case.
+        The names of `headers` are in lower case. A link on another site may open a page (`is_page`)
+        of the edge: the browser shows it, and the other site cannot read it.
         """
         # Only programs that are not browsers send no host.
         if "host" in headers and not self._allows_host(target.host):
@@ -134,7 +135,8 @@ class BrowserRules:
             if self.is_listed(text) or (origin and self._is_own(origin, headers, target)):
                 return ""
             return f"pages of {_quoted(text)} may not use this server: --allowed-origins allows one"
-        if _is_cross_site(headers) and not self._has_any_origin:
+        is_link = is_page and headers.get("sec-fetch-dest") == "document"
+        if _is_cross_site(headers) and not (self._has_any_origin or is_link):
             return "pages of other sites may not use this server: --allowed-origins allows one"
         return ""
 

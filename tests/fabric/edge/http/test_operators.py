@@ -292,7 +292,10 @@ async def test_what_clients_start_from(tmp_path: Path) -> None:
         assert await edge.get("/api/presets") == {"omni": [{"id": "a", "name": "A"}]}
         assert await edge.get("/api/presets/omni/a/audio") == {}
         assert (await edge.ask("GET", "/api/presets/omni/b/audio"))[0] == 404
-        assert await edge.get("/api/frontend_defaults") == {"playback_delay_ms": 200}
+        assert await edge.get("/api/frontend_defaults") == {
+            "playback_delay_ms": 200,
+            "records": None,
+        }
         assert await edge.get("/sessions") == {"total": 0, "sessions": []}
         apps = (await edge.get("/api/apps"))["apps"]
         assert {
