@@ -18,7 +18,7 @@ export function samplesOf(sound) {
 }
 
 /**
- * Converts a stream from one rate to 16 kHz with a windowed sinc (Kaiser window). Its state lasts
+ * Converts a stream from one rate to another with a windowed sinc (Kaiser window). Its state lasts
  * from one call to the next, so that pieces of a stream join without a click.
  */
 export class Resampler {
@@ -30,20 +30,20 @@ export class Resampler {
   #waiting; // the sound that later outputs need
   #position = 0; // of the next output in `#waiting`, in 1/up of a sample
 
-  constructor(rate) {
+  constructor(rate, to = RATE) {
     if (!Number.isInteger(rate) || rate < MIN_RATE || rate > MAX_RATE) {
       throw new RangeError(`rate is ${rate}, must be from ${MIN_RATE} to ${MAX_RATE} Hz`);
     }
     this.rate = rate;
-    const divisor = greatestCommonDivisor(rate, RATE);
-    this.#up = RATE / divisor;
+    const divisor = greatestCommonDivisor(rate, to);
+    this.#up = to / divisor;
     this.#down = rate / divisor;
-    this.#scale = Math.min(1, RATE / rate) * CUTOFF;
+    this.#scale = Math.min(1, to / rate) * CUTOFF;
     this.#half = Math.ceil(CROSSINGS / this.#scale);
     this.#waiting = new Float32Array(this.#half - 1);
   }
 
-  /** Return the next samples of the stream at 16 kHz. */
+  /** Return the next samples of the stream at the other rate. */
   add(samples) {
     if (this.#up === this.#down) return samples;
     const waiting = new Float32Array(this.#waiting.length + samples.length);
@@ -64,6 +64,11 @@ export class Resampler {
     this.#position -= at * this.#up;
     this.#waiting = waiting.slice(at);
     return Float32Array.from(made);
+  }
+
+  /** Return the last samples, which wait for more sound. The stream is over. */
+  tail() {
+    return this.#up === this.#down ? new Float32Array(0) : this.add(new Float32Array(this.#half));
   }
 
   // The filter for an output `phase / up` after the input sample `half - 1`.

@@ -1,0 +1,371 @@
+// The talk page: its states, and one conversation at a time.
+
+import {
+  BusyError,
+  ConnectionLostError,
+  InputError,
+  RefusedError,
+  ServerError,
+} from "../client/errors.js";
+import { DuplexSession } from "../client/session.js";
+import { Camera, DeviceError, WakeLock, openMicrophone, stop } from "./devices.js";
+import { Replay } from "./replay.js";
+import { KeyError, Settings } from "./settings.js";
+import { Delay, Sound, SoundError } from "./sound.js";
+import { View } from "./view.js";
+
+const UNIT_PIECES = 5; // a unit is one second, a piece 200 ms
+const LATE_MS = 1000; // a unit that takes longer than it lasts is late
+const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
+
+const ENDS = {
+  user_stop: "The conversation is over.",
+  stopped: "The conversation is over.",
+  timeout: "The time of this conversation is used up.",
+  context_full: "The model's memory of this conversation is full.",
+};
+
+const view = new View();
+const settings = new Settings();
+let talk = null;
+let forget = () => {};
+
+/** One conversation, from the click on Start to its end. */
+class Talk {
+  #view = view;
+  #leaving = new AbortController();
+  #sound;
+  #delay = new Delay(settings.firstDelayMs, settings.delayMs);
+  #camera = new Camera(view.preview);
+  #lock = new WakeLock();
+  #microphone = null;
+  #session = null;
+  #replay;
+  #state = "idle";
+  #begunAt = 0;
+  #ticking = 0;
+  #picture = null; // for the piece that completes the next unit
+  #ends = []; // the frames at which the pieces that were sent end
+  #droppedUnits = 0;
+  #underruns = 0;
+  #units = new Map(); // index -> what replay.units has
+  #serverMs = null;
+  #turnMs = null; // how long the first unit of the running turn took
+  #reason = "";
+  #isMuted = false;
+  #wasStalled = false;
+
+  // The sound begins here, in the handler of the click.
+  constructor() {
+    this.#sound = new Sound({
+      onPiece: (piece) => this.#send(piece),
+      onHeard: (id, frame) => this.#heard(id, frame),
+      onCut: (event) => this.#cut(event),
+      onUnderrun: () => this.#underrun(),
+      onInputLevel: (level) => view.inputLevel(level),
+      onOutputLevel: (level) => view.outputLevel(level),
+      onStall: (isStalled) => this.#stalled(isStalled),
+    });
+    this.#replay = new Replay(this.#sound.rate);
+  }
+
+  /** Hold the conversation. Returns the sentence that says how it ended. */
+  async run() {
+    try {
+      await this.#begin();
+      for await (const output of this.#session) this.#take(output);
+      const { reason } = this.#session.end;
+      return this.#reason || (ENDS[reason] ?? `The conversation is over (${reason}).`);
+    } catch (error) {
+      return this.#reason || sentenceOf(error, this.#state);
+    } finally {
+      await this.#finish();
+    }
+  }
+
+  async #begin() {
+    this.#show("asking", "The browser asks whether it may use the microphone.");
+    this.#microphone = await openMicrophone(settings.microphone);
+    for (const track of this.#microphone.getTracks()) {
+      track.onended = () => this.leave("The microphone is gone: connect it, then start again.");
+    }
+    if (settings.hasCamera) await this.#camera.open(settings.camera);
+    await settings.listDevices();
+    await this.#sound.open(this.#microphone, settings.speaker);
+    const options = await settings.session();
+    this.#leaving.signal.throwIfAborted();
+    this.#show("connecting", "Connecting.");
+    this.#session = new DuplexSession(settings.url, {
+      ...options,
+      attempts: 1,
+      onQueue: (place) => this.#queued(place),
+      onEvent: (event) => this.#event(event),
+      onError: (error) => view.say(`The server refuses an input: ${error.detail}`),
+    });
+    await this.#session.connect({ signal: this.#leaving.signal });
+    this.#lock.hold();
+    this.#ticking = setInterval(() => this.#tick(), 1000);
+    this.#tick();
+    this.#show("talking", "Speak now.");
+  }
+
+  #show(state, sentence) {
+    this.#state = state;
+    view.state(state, sentence);
+  }
+
+  // --- the queue ---
+
+  #queued({ position, queueLength, estimatedWaitS }) {
+    const wait = estimatedWaitS ? `, about ${duration(estimatedWaitS)}` : "";
+    this.#show("queued", `You wait for a free place: number ${position} of ${queueLength}${wait}.`);
+  }
+
+  #event(event) {
+    if (event.type === "session.queue_done") {
+      this.#begunAt = performance.now();
+      this.#show("opening", "The model prepares itself.");
+    }
+    const { metrics, cost_all_ms: cost } = event;
+    this.#serverMs = metrics?.wall_clock_ms ?? cost ?? null;
+  }
+
+  // --- what the person does ---
+
+  #send({ sound, end, lost }) {
+    if (this.#state !== "talking") return;
+    if (lost > SILENT_S) view.say("No sound comes from the microphone.");
+    const pictures = this.#pictures();
+    if (!this.#session.send(sound, { pictures })) {
+      view.facts({ "not sent": `${this.#session.droppedSends} × 200 ms: the network is slow` });
+      return;
+    }
+    this.#ends.push(end);
+    this.#replay.addSpoken(sound, end);
+  }
+
+  // The picture of a unit goes with the piece that completes it. It is made one piece earlier.
+  #pictures() {
+    if (!settings.hasCamera) return [];
+    const place = this.#ends.length % UNIT_PIECES;
+    if (place === UNIT_PIECES - 2) {
+      this.#camera.picture().then((picture) => {
+        this.#picture = picture;
+      });
+    }
+    if (place !== UNIT_PIECES - 1 || !this.#picture) return [];
+    const pictures = [this.#picture];
+    this.#picture = null;
+    return pictures;
+  }
+
+  interrupt() {
+    if (this.#state !== "talking") return;
+    this.#session.interrupt();
+    this.#flush();
+  }
+
+  mute() {
+    this.#isMuted = !this.#isMuted;
+    this.#sound.mute(this.#isMuted);
+    view.muted(this.#isMuted);
+  }
+
+  /** End the conversation, or leave the queue. */
+  leave(reason = "") {
+    this.#reason ||= reason || (this.#state === "queued" ? "You have left the queue." : ENDS.user_stop);
+    if (this.#session) this.#session.close();
+    this.#leaving.abort();
+  }
+
+  /** The page goes away. */
+  abandon() {
+    this.#session?.close();
+  }
+
+  // --- what the model does ---
+
+  #take(output) {
+    if (!this.#units.has(output.index)) this.#addUnit(output);
+    if (output.text) view.words(output.text);
+    if (output.audio.length > 0) {
+      this.#replay.addAnswer(output.index, output.audio);
+      this.#sound.play(output.index, output.audio, this.#delay.ms);
+    }
+    if (output.interrupted) this.#flush();
+    else if (output.endOfTurn) this.#endTurn();
+    if (output.contextTokens) view.facts({ "context tokens": output.contextTokens });
+  }
+
+  #addUnit({ index, speaks, droppedUnits }) {
+    this.#droppedUnits += droppedUnits;
+    const sent = this.#ends[UNIT_PIECES * (index + this.#droppedUnits + 1) - 1];
+    const latencyMs = sent === undefined ? null : this.#ms(this.#sound.frame - sent);
+    const unit = { index, speaks, latencyMs, serverMs: this.#serverMs, heardMs: null, droppedUnits };
+    this.#units.set(index, unit);
+    this.#replay.units.push(unit);
+    if (speaks && latencyMs !== null) {
+      if (this.#turnMs === null) this.#turnMs = latencyMs;
+      else this.#delay.add(latencyMs, this.#turnMs);
+    }
+    this.#showUnit(unit);
+    view.facts({
+      units: index + 1,
+      "answer after": milliseconds(latencyMs),
+      server: milliseconds(this.#serverMs),
+      ...(this.#droppedUnits > 0 && { "dropped units": this.#droppedUnits }),
+    });
+  }
+
+  #showUnit(unit) {
+    const kinds = [unit.speaks ? "speaks" : "listens"];
+    if (unit.latencyMs > LATE_MS) kinds.push("late");
+    if (unit.droppedUnits > 0) kinds.push("dropped");
+    const heard = unit.heardMs === null ? "" : `, heard after ${milliseconds(unit.heardMs)}`;
+    const title = `Unit ${unit.index}: ${kinds.join(", ")}, ${milliseconds(unit.latencyMs)}${heard}`;
+    view.unit(unit.index, kinds, title);
+  }
+
+  #heard(id, frame) {
+    this.#replay.heard(id, frame);
+    const unit = this.#units.get(id);
+    const sent = this.#ends[UNIT_PIECES * (id + this.#droppedUnits + 1) - 1];
+    if (!unit || sent === undefined) return;
+    unit.heardMs = this.#ms(frame - sent) + (this.#sound.outputMs ?? 0);
+    this.#showUnit(unit);
+    view.facts({ "heard after": milliseconds(unit.heardMs) });
+  }
+
+  #endTurn() {
+    this.#sound.end();
+    view.endTurn();
+    this.#turnMs = null;
+    this.#delay.update();
+  }
+
+  #flush() {
+    this.#sound.flush();
+    view.endTurn(true);
+    this.#turnMs = null;
+  }
+
+  #cut({ cut }) {
+    for (const { id, played } of cut) this.#replay.cut(id, played);
+  }
+
+  #underrun() {
+    this.#underruns += 1;
+    view.facts({ "gaps in the sound": this.#underruns });
+  }
+
+  #stalled(isStalled) {
+    if (isStalled && this.#state === "talking") view.say("The browser has stopped the sound.");
+    else if (this.#wasStalled && this.#state === "talking") view.say("Speak now.");
+    this.#wasStalled = isStalled;
+  }
+
+  #tick() {
+    const limitS = settings.durationS;
+    if (limitS === null) return;
+    const leftS = limitS - (performance.now() - this.#begunAt) / 1000;
+    view.facts({ "time left": duration(Math.max(0, leftS)) });
+  }
+
+  #ms(frames) {
+    return (frames / this.#sound.rate) * 1000;
+  }
+
+  async #finish() {
+    clearInterval(this.#ticking);
+    this.#lock.release();
+    this.#camera.close();
+    stop(this.#microphone);
+    await this.#session?.close();
+    await this.#sound.close();
+    if (this.#replay.isEmpty) return;
+    const recording = this.#session.created?.recording_session_id ?? null;
+    const facts = { session: this.#session.created?.session_id ?? null, recording };
+    forget = this.#view.offer(this.#replay.toWav(), this.#replay.toJson(facts), recording);
+  }
+}
+
+// --- sentences ---
+
+function sentenceOf(error, state) {
+  if (error instanceof DeviceError || error instanceof SoundError) return `${error.message}`;
+  if (error instanceof BusyError) return "The server has no place free now: try again later.";
+  if (error instanceof InputError) return `The server refuses the settings: ${error.detail}`;
+  if (error instanceof RefusedError) return `The server refuses this conversation: ${error.detail}`;
+  if (error instanceof ConnectionLostError) {
+    return state === "talking"
+      ? "The connection to the server is lost, and the conversation with it."
+      : "The server cannot be reached, or it refuses this page or its key.";
+  }
+  if (error instanceof ServerError) {
+    return error.code === "server_shutdown" || error.closeCode === 1001
+      ? "The server shuts down."
+      : "The model has failed, and the conversation is lost.";
+  }
+  if (error.name === "AbortError") return ENDS.user_stop;
+  return error.message;
+}
+
+function milliseconds(value) {
+  return value === null ? "–" : `${Math.round(value)} ms`;
+}
+
+function duration(seconds) {
+  const whole = Math.ceil(seconds);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")} min`;
+}
+
+// --- the page ---
+
+async function start() {
+  const refusal = settings.refusal;
+  if (refusal) {
+    view.say(refusal);
+    return;
+  }
+  forget();
+  view.clear();
+  talk = new Talk();
+  const sentence = await talk.run();
+  talk = null;
+  view.state("ended", sentence);
+}
+
+async function load() {
+  if (!window.isSecureContext) {
+    const advice =
+      "The browser gives a page the microphone only at https:// addresses and at localhost. Open the" +
+      " page on the server's own machine, tunnel its port (ssh -L 8006:localhost:8006 HOST), or start" +
+      " the server with --tls-self-signed.";
+    view.refuse("This address is not secure, so the page gets no microphone.", advice);
+    return;
+  }
+  try {
+    await settings.load();
+    await settings.listDevices();
+    view.state("idle", "Press Start and speak.");
+  } catch (error) {
+    if (error instanceof KeyError) {
+      view.refuse(error.message || "This server asks for a key.", "");
+      settings.askForKey(load);
+    } else {
+      view.state("idle", "The server does not answer: Start tries it again.");
+    }
+  }
+}
+
+view.start.addEventListener("click", () => (talk ? talk.leave() : start()));
+view.interrupt.addEventListener("click", () => talk?.interrupt());
+view.mute.addEventListener("click", () => talk?.mute());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && talk) {
+    event.preventDefault();
+    talk.interrupt();
+  }
+});
+window.addEventListener("pagehide", () => talk?.abandon());
+load();

@@ -1,0 +1,145 @@
+// What the page shows. All changes of the document are made here and in settings.js.
+
+const MAX_UNITS = 120; // squares in the strip; older ones are removed
+const MAX_TURNS = 200; // in the text; older ones are removed
+
+const find = (id) => document.getElementById(id);
+
+/** The names of the states, with the text of the main button. */
+const BUTTONS = {
+  idle: "Start",
+  asking: "Cancel",
+  connecting: "Cancel",
+  queued: "Leave the queue",
+  opening: "Cancel",
+  talking: "End",
+  ended: "Start again",
+};
+
+export class View {
+  start = find("start");
+  interrupt = find("interrupt");
+  mute = find("mute");
+  preview = find("preview");
+  #status = find("status");
+  #units = find("units");
+  #squares = new Map(); // index -> the square of a unit
+  #turn = null; // the paragraph of the running turn
+  #facts = new Map();
+
+  /** Show a state and its sentence. */
+  state(name, sentence) {
+    const isTalking = name === "talking";
+    document.body.dataset.state = name;
+    this.start.textContent = BUTTONS[name];
+    this.start.disabled = false;
+    // A button that has the focus and disappears would leave the keyboard nowhere.
+    const isLost = !isTalking && [this.interrupt, this.mute].includes(document.activeElement);
+    this.interrupt.hidden = this.mute.hidden = !isTalking;
+    find("levels").hidden = !isTalking;
+    if (isLost) this.start.focus();
+    this.say(sentence);
+  }
+
+  /** Show a sentence; screen readers say it. */
+  say(sentence) {
+    if (this.#status.textContent !== sentence) this.#status.textContent = sentence;
+  }
+
+  /** The page cannot work here: show why, and what helps. */
+  refuse(sentence, advice) {
+    this.say(sentence);
+    this.advise(advice);
+    this.start.disabled = true;
+  }
+
+  advise(text) {
+    find("advice").textContent = text;
+    find("advice").hidden = !text;
+  }
+
+  muted(isMuted) {
+    this.mute.setAttribute("aria-pressed", String(isMuted));
+    this.mute.textContent = isMuted ? "Unmute" : "Mute";
+  }
+
+  inputLevel(level) {
+    find("input-level").value = level;
+  }
+
+  outputLevel(level) {
+    find("output-level").value = level;
+  }
+
+  /** Remove what an earlier conversation has left. */
+  clear() {
+    this.#units.replaceChildren();
+    this.#squares.clear();
+    this.#facts.clear();
+    find("text").replaceChildren();
+    find("summary").textContent = "";
+    find("after").hidden = true;
+    this.#turn = null;
+    this.muted(false);
+    this.advise("");
+  }
+
+  /** Show a unit in the strip: `kinds` are classes of talk.css, such as "speaks" and "late". */
+  unit(index, kinds, title) {
+    let square = this.#squares.get(index);
+    if (!square) {
+      square = document.createElement("li");
+      this.#squares.set(index, square);
+      this.#units.append(square);
+      if (this.#squares.size > MAX_UNITS) {
+        const [oldest] = this.#squares.keys();
+        this.#squares.get(oldest).remove();
+        this.#squares.delete(oldest);
+      }
+    }
+    square.className = kinds.join(" ");
+    square.title = title;
+    this.#units.scrollLeft = this.#units.scrollWidth;
+  }
+
+  /** Show facts below the strip; null removes one. */
+  facts(facts) {
+    for (const [name, value] of Object.entries(facts)) {
+      if (value === null) this.#facts.delete(name);
+      else this.#facts.set(name, value);
+    }
+    const parts = [...this.#facts].map(([name, value]) => `${name} ${value}`);
+    find("summary").textContent = parts.join(" · ");
+  }
+
+  /** Add words to the text of the running turn. */
+  words(text) {
+    if (!this.#turn) {
+      this.#turn = document.createElement("p");
+      find("text").append(this.#turn);
+      if (find("text").childElementCount > MAX_TURNS) find("text").firstElementChild.remove();
+    }
+    this.#turn.append(text);
+    find("text").scrollTop = find("text").scrollHeight;
+  }
+
+  /** The turn is over. `isCut`: it was interrupted. */
+  endTurn(isCut = false) {
+    if (isCut && this.#turn) {
+      this.#turn.classList.add("cut");
+      this.#turn.append(" (interrupted)");
+    }
+    this.#turn = null;
+  }
+
+  /** Offer the replay and the files of a conversation. Returns a function that lets them go. */
+  offer(sound, units, recordingId) {
+    const addresses = [sound, units].map((blob) => URL.createObjectURL(blob));
+    find("replay").src = find("sound-file").href = addresses[0];
+    find("unit-file").href = addresses[1];
+    find("recorded").hidden = !recordingId;
+    find("recorded").textContent = `The server has recorded this conversation as ${recordingId}.`;
+    find("after").hidden = false;
+    return () => addresses.forEach((address) => URL.revokeObjectURL(address));
+  }
+}

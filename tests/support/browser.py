@@ -1,0 +1,236 @@
+"""A real Chromium without a window, driven by its DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import soundfile
+import soxr
+from support.time_limits import WITHIN_S, until
+from websockets.asyncio.client import ClientConnection, connect
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+REQUIRED = "REQUIRE_BROWSER"
+MICROPHONE_RATE = 48_000
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # CI runs as root
+    "--no-first-run",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--autoplay-policy=no-user-gesture-required",
+    "--use-fake-device-for-media-stream",
+    "--remote-debugging-port=0",
+)
+_ENDPOINT = re.compile(rb"DevTools listening on (ws://\S+)")
+
+Json = dict[str, Any]
+
+
+def chromium() -> str:
+    """Return the program. Skips the test if there is none, unless REQUIRE_BROWSER=1 demands it."""
+    for name in PROGRAMS:
+        if path := shutil.which(name):
+            return path
+    if os.environ.get(REQUIRED) == "1":
+        pytest.fail(f"there is no Chromium, and {REQUIRED}=1 demands one")
+    pytest.skip("Chromium is not installed")
+
+
+def microphone_file(sound: Path, folder: Path, padding_s: float = 0.0) -> Path:
+    """Return a copy of a sound file as Chromium plays it in place of a microphone."""
+    samples, rate = soundfile.read(sound, dtype="float32")
+    target = folder / f"microphone-{sound.stem}.wav"
+    resampled = soxr.resample(samples, rate, MICROPHONE_RATE)
+    with soundfile.SoundFile(target, "w", MICROPHONE_RATE, 1, "PCM_16") as file:
+        file.write(resampled)
+        file.write([0.0] * round(padding_s * MICROPHONE_RATE))
+    return target
+
+
+class Tab:
+    """One page of the browser."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser = browser
+        self._session = session
+        self.errors: list[str] = []
+        """Uncaught exceptions, errors of the console, and violations of the policy."""
+        self.frames: list[tuple[str, Json]] = []
+        """Events of WebSockets: `sent` or `received`, and the event."""
+        self.addresses: list[str] = []
+        """What the page has loaded."""
+
+    async def call(self, method: str, **parameters: Any) -> Json:
+        """Call a method of the DevTools protocol."""
+        return await self._browser.call(method, self._session, **parameters)
+
+    async def evaluate(self, script: str) -> Any:
+        """Return the value of an expression, which may be a promise."""
+        answer = await self.call(
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+        )
+        if failure := answer.get("exceptionDetails"):
+            raise AssertionError(failure)
+        return answer["result"].get("value")
+
+    async def open(self, address: str) -> None:
+        """Open an address and wait until it is loaded."""
+        await self.call("Page.navigate", url=address)
+        await self.until("document.readyState === 'complete'")
+
+    async def until(self, condition: str, within_s: float = WITHIN_S) -> None:
+        """Wait until an expression is true."""
+
+        async def is_true() -> bool:
+            return bool(await self.evaluate(condition))
+
+        await until(is_true, within_s)
+
+    async def text(self, element: str) -> str:
+        """Return the text of the element with this id."""
+        return await self.evaluate(f"document.getElementById('{element}').innerText")
+
+    async def click(self, element: str) -> None:
+        """Click the element with this id, as a person does."""
+        await self.evaluate(f"document.getElementById('{element}').click()")
+
+    async def press(self, key: str) -> None:
+        """Press and release a key."""
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9}
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            await self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                **(text if kind == "keyDown" else {}),
+            )
+
+    def take(self, method: str, event: Json) -> None:
+        """Keep what an event of the DevTools protocol says."""
+        match method:
+            case "Runtime.exceptionThrown":
+                self.errors.append(str(event["exceptionDetails"]))
+            case "Log.entryAdded":
+                self.errors.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
+            case "Network.requestWillBeSent":
+                self.addresses.append(event["request"]["url"])
+            case "Network.webSocketFrameSent" | "Network.webSocketFrameReceived":
+                frame = event["response"]
+                if frame["opcode"] == 1:
+                    side = "sent" if method.endswith("Sent") else "received"
+                    self.frames.append((side, orjson.loads(frame["payloadData"])))
+
+
+class Browser:
+    """A running Chromium."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._waiting: dict[int, asyncio.Future[Json]] = {}
+        self._tabs: dict[str, Tab] = {}
+        self._count = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, folder: Path, flags: Sequence[str] = (), *, has_permission: bool = True
+    ) -> AsyncGenerator[Browser]:
+        """Run a browser with a profile of its own in `folder`."""
+        asked = ("--use-fake-ui-for-media-stream",) if has_permission else ()
+        program = await asyncio.create_subprocess_exec(
+            chromium(),
+            *FLAGS,
+            *asked,
+            *flags,
+            f"--user-data-dir={folder / 'profile'}",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"HOME": str(folder)},
+            start_new_session=True,
+        )
+        try:
+            address = await _endpoint(program)
+            draining = asyncio.create_task(_drain(program))
+            async with connect(address, max_size=None, proxy=None) as connection:
+                browser = cls(connection)
+                reading = asyncio.create_task(browser._read())
+                yield browser
+                reading.cancel()
+                await asyncio.wait({reading})
+            draining.cancel()
+            await asyncio.wait({draining})
+        finally:
+            if program.returncode is None:
+                os.killpg(program.pid, 9)
+            await program.wait()
+
+    async def call(self, method: str, session: str = "", **parameters: Any) -> Json:
+        """Call a method of the DevTools protocol. Raises AssertionError if it fails."""
+        self._count += 1
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[self._count] = answer
+        message: Json = {"id": self._count, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        await self._connection.send(orjson.dumps(message), text=True)
+        async with asyncio.timeout(WITHIN_S):
+            return await answer
+
+    async def tab(self) -> Tab:
+        """Open an empty tab."""
+        target = (await self.call("Target.createTarget", url="about:blank"))["targetId"]
+        attached = await self.call("Target.attachToTarget", targetId=target, flatten=True)
+        tab = Tab(self, attached["sessionId"])
+        self._tabs[attached["sessionId"]] = tab
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await tab.call(f"{domain}.enable")
+        return tab
+
+    async def _read(self) -> None:
+        async for text in self._connection:
+            message: Json = orjson.loads(text)
+            if answer := self._waiting.pop(message.get("id", 0), None):
+                if answer.cancelled():
+                    continue
+                if "error" in message:
+                    answer.set_exception(AssertionError(message["error"]))
+                else:
+                    answer.set_result(message["result"])
+            elif tab := self._tabs.get(message.get("sessionId", "")):
+                tab.take(message["method"], message["params"])
+
+
+async def _endpoint(program: asyncio.subprocess.Process) -> str:
+    if program.stderr is None:
+        raise RuntimeError("the program has no pipe")
+    async with asyncio.timeout(WITHIN_S):
+        async for line in program.stderr:
+            if found := _ENDPOINT.search(line):
+                return found[1].decode()
+    raise AssertionError("Chromium has ended")
+
+
+async def _drain(program: asyncio.subprocess.Process) -> None:
+    if program.stderr:
+        while await program.stderr.read(65536):
+            pass
