@@ -80,7 +80,13 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", f"{ONE}/comment"): (OP, Scope.RECORDINGS),
     ("POST", f"{ONE}/comment"): (OP, Scope.RECORDINGS),
     ("GET", "/"): (P, Scope.READ),
-    **{("GET", f"/pages/talk/{name}"): (P, Scope.READ) for name in (*("talk.css", "icon.svg"),)},
+    **{
+        ("GET", f"/pages/talk/{name}"): (P, Scope.READ)
+        for name in (
+            *("talk.js", "view.js", "sound.js", "sound.worklet.js", "devices.js", "settings.js"),
+            *("replay.js", "talk.css", "icon.svg"),
+        )
+    },
     **{
         ("GET", f"/pages/client/{name}.js"): (P, Scope.READ)
         for name in ("index", "session", "events", "sound", "errors")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pybase64
 import pytest
 import soundfile
 import soxr
@@ -65,6 +66,8 @@ class Tab:
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
         self._session = session
+        self._modules: dict[str, bytes] = {}
+        self._answers: set[asyncio.Task[None]] = set()
         self.errors: list[str] = []
         """Uncaught exceptions, errors of the console, and violations of the policy."""
         self.frames: list[tuple[str, Json]] = []
@@ -124,6 +127,23 @@ class Tab:
                 **(text if kind == "keyDown" else {}),
             )
 
+    async def serve(self, path: str, script: bytes) -> None:
+        """Let the page load a module that its server does not have."""
+        self._modules[path] = script
+        patterns = [{"urlPattern": f"*{each}"} for each in self._modules]
+        await self.call("Fetch.enable", patterns=patterns)
+
+    async def _answer(self, event: Json) -> None:
+        address: str = event["request"]["url"]
+        script = next(each for path, each in self._modules.items() if address.endswith(path))
+        await self.call(
+            "Fetch.fulfillRequest",
+            requestId=event["requestId"],
+            responseCode=200,
+            responseHeaders=[{"name": "Content-Type", "value": "text/javascript"}],
+            body=pybase64.b64encode(script).decode(),
+        )
+
     def take(self, method: str, event: Json) -> None:
         """Keep what an event of the DevTools protocol says."""
         match method:
@@ -131,6 +151,10 @@ class Tab:
                 self.errors.append(str(event["exceptionDetails"]))
             case "Log.entryAdded":
                 self.errors.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
+            case "Fetch.requestPaused":
+                answering = asyncio.ensure_future(self._answer(event))
+                self._answers.add(answering)
+                answering.add_done_callback(self._answers.discard)
             case "Network.requestWillBeSent":
                 self.addresses.append(event["request"]["url"])
             case "Network.webSocketFrameSent" | "Network.webSocketFrameReceived":
@@ -174,11 +198,12 @@ class Browser:
             async with connect(address, max_size=None, proxy=None) as connection:
                 browser = cls(connection)
                 reading = asyncio.create_task(browser._read())
-                yield browser
-                reading.cancel()
-                await asyncio.wait({reading})
-            draining.cancel()
-            await asyncio.wait({draining})
+                try:
+                    yield browser
+                finally:
+                    reading.cancel()
+                    draining.cancel()
+                    await asyncio.wait({reading, draining})
         finally:
             if program.returncode is None:
                 os.killpg(program.pid, 9)

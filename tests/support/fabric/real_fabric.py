@@ -48,8 +48,9 @@ class RealFabric:
     ) -> AsyncGenerator[RealFabric]:
         """Start a fabric, whose processes are killed at the end if they still run."""
         async with SpanReceiver.serving() as spans:
+            model = ("--checkpoint", checkpoint) if checkpoint else ()  # "": that of the package
             up = await asyncio.create_subprocess_exec(
-                *(*duplane, "up", "--port", "0", "--slots", str(SLOTS), "--checkpoint", checkpoint),
+                *(*duplane, "up", "--port", "0", "--slots", str(SLOTS), *model),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={

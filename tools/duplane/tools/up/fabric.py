@@ -157,7 +157,8 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
         note = f"; {fabric.note}" if fabric.note else ""
         s = "s" if settings.tls_cert else ""
         show(
-            f"duplane is ready: ws{s}://{fabric.edge}/v1/realtime?mode=audio"
+            f"duplane is ready: http{s}://{_host_for_pages(fabric.edge)}/"
+            f" ws{s}://{fabric.edge}/v1/realtime?mode=audio"
             f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
             f" ({fabric.slot_count} slots{note})\n"
         )
@@ -171,6 +172,16 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
         _log.info("draining: running sessions may end; Ctrl-C again stops at once")
         for role in fabric.roles:
             await role.drain()
+
+
+def _host_for_pages(address: str) -> str:
+    """Return the address as this machine's browsers should name it.
+
+    Without TLS they give a page the microphone only at localhost.
+    """
+    listened = parse_address(address, "address")
+    is_local = listened.is_loopback or listened.host in ("0.0.0.0", "::")
+    return str(Address("localhost", listened.port)) if is_local else address
 
 
 def _show_text(text: str) -> None:

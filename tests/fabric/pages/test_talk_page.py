@@ -1,0 +1,170 @@
+"""The talk page in Chromium, before an edge whose model follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.browser import chromium
+from support.edge.live_edge import live_edge
+from support.page_rig import Script, browser, open_page, speech
+from support.time_limits import WITHIN_S, until
+
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+pytestmark = pytest.mark.slow
+TURNS = (range(1, 3), range(4, 6))
+ENDS = {
+    session_pb2.CLOSE_REASON_IDLE_TIMEOUT: "The time of this conversation is used up.",
+    session_pb2.CLOSE_REASON_CONTEXT_FULL: "The model's memory of this conversation is full.",
+    session_pb2.CLOSE_REASON_SHUTDOWN: "The server shuts down.",
+    session_pb2.CLOSE_REASON_ENGINE_FAILED: "The model has failed, and the conversation is lost.",
+}
+
+
+@pytest.fixture(autouse=True)
+def needs_chromium() -> None:
+    chromium()
+
+
+async def test_page_plays_each_sample_of_each_turn_once(tmp_path: Path) -> None:
+    script = Script(TURNS)
+    async with live_edge() as edge, browser(tmp_path) as chrome:
+        edge.fabric.on_unit = script
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        await page.until_words(2)
+        expected = await page.expected([[speech(unit) for unit in turn] for turn in TURNS])
+
+        async def is_played() -> bool:
+            return np.count_nonzero(await page.played()) >= np.count_nonzero(expected)
+
+        await until(is_played, WITHIN_S)
+        played = await page.played()
+        assert await page.words() == ["word1 word2 ", "word4 word5 "]
+        await page.end()
+        assert await page.status() == "The conversation is over."
+        assert page.tab.errors == []
+    begin = np.flatnonzero(played)[0]
+    first = len(expected) // 2
+    assert np.abs(played[begin : begin + first] - expected[:first]).max() < 1e-7
+    second = begin + first + np.flatnonzero(played[begin + first :])[0]
+    assert np.abs(played[second : second + first] - expected[first:]).max() < 1e-7
+
+
+async def test_escape_silences_the_model_at_once_and_the_next_turn_is_played(
+    tmp_path: Path,
+) -> None:
+    script = Script((range(1, 6), range(8, 10)))
+    async with live_edge() as edge, browser(tmp_path) as chrome:
+        edge.fabric.on_unit = script
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        await page.tab.until("window.played.some(({ sound }) => sound.some((level) => level))")
+        await page.tab.evaluate("window.interruptedAt = context.currentTime * context.sampleRate")
+        await page.tab.press("Escape")
+        await page.until_words(2)
+        last, following = await page.tab.evaluate(
+            """(() => {
+              const loud = played.filter(({ sound }) => sound.some((level) => level));
+              const after = loud.filter(({ frame }) => frame >= interruptedAt);
+              const jump = after.findIndex(({ frame }, at) => frame - after[at - 1]?.frame > 4800);
+              const last = after.slice(0, jump < 0 ? undefined : jump).at(-1) ?? { frame: 0 };
+              return [(last.frame - interruptedAt) / context.sampleRate, after.length];
+            })()"""
+        )
+        assert last < 0.05 + 128 / 44_100
+        assert following > 0
+        assert any(unit.force_listen for unit in script.heard)
+        words = await page.words()
+        assert words[0].endswith(" (interrupted)")
+        assert words[1].startswith("word8 ")
+        assert page.tab.errors == []
+        await page.end()
+
+
+async def test_page_shows_the_place_in_the_queue_and_then_talks(tmp_path: Path) -> None:
+    async with live_edge() as edge, browser(tmp_path) as chrome:
+        edge.fabric.is_automatic = False
+        page = await open_page(chrome, edge.edge.address)
+        await page.start()
+        acquisition = await edge.fabric.acquisition()
+        place = lease_pb2.Queued(ticket_id="q_1", position=2, queue_length=3)
+        place.estimated_wait.FromSeconds(75)
+        acquisition.queued(place)
+        await page.until_state("queued")
+        said = "You wait for a free place: number 2 of 3, about 1:15 min."
+        assert await page.status() == said
+        assert await page.tab.text("start") == "Leave the queue"
+        edge.fabric.is_automatic = True
+        acquisition.grant()
+        await page.until_state("talking")
+        await page.end()
+
+
+async def test_person_leaves_the_queue_and_starts_again(tmp_path: Path) -> None:
+    async with live_edge() as edge, browser(tmp_path) as chrome:
+        edge.fabric.is_automatic = False
+        page = await open_page(chrome, edge.edge.address)
+        await page.start()
+        acquisition = await edge.fabric.acquisition()
+        acquisition.queued(lease_pb2.Queued(ticket_id="q_1", position=1, queue_length=1))
+        await page.until_state("queued")
+        await page.tab.click("start")
+        await page.until_state("ended")
+        assert await page.status() == "You have left the queue."
+        async with asyncio.timeout(WITHIN_S):
+            await acquisition.is_over.wait()
+        edge.fabric.is_automatic = True
+        await page.talk()
+        await page.end()
+
+
+async def test_each_end_has_its_sentence_and_start_works_again(tmp_path: Path) -> None:
+    async with live_edge(replace(Limits(), close_s=0.2)) as edge, browser(tmp_path) as chrome:
+        page = await open_page(chrome, edge.edge.address)
+        for reason, sentence in ENDS.items():
+            await page.talk()
+            conversation = await edge.fabric.conversation()
+            closed = session_pb2.Closed(reason=reason)
+            conversation.say(session_pb2.ConverseResponse(closed=closed))
+            await page.until_state("ended")
+            assert await page.status() == sentence
+        # The browser itself notes each connection that the server has refused or closed.
+        assert not [error for error in page.tab.errors if "Exception" in error]
+
+
+async def test_full_server_is_said(tmp_path: Path) -> None:
+    async with live_edge(replace(Limits(), session_count=0)) as edge, browser(tmp_path) as chrome:
+        page = await open_page(chrome, edge.edge.address)
+        await page.start()
+        await page.until_state("ended")
+        assert await page.status() == "The server has no place free now: try again later."
+
+
+async def test_denied_microphone_is_said_and_takes_no_place(tmp_path: Path) -> None:
+    flags = ("--deny-permission-prompts",)
+    async with live_edge() as edge, browser(tmp_path, *flags, has_permission=False) as chrome:
+        page = await open_page(chrome, edge.edge.address)
+        await page.start()
+        await page.until_state("ended")
+        assert (await page.status()).startswith("The browser may not use the microphone")
+        assert await page.tab.text("start") == "Start again"
+        assert page.tab.frames == []
+
+
+async def test_insecure_address_is_explained(tmp_path: Path) -> None:
+    rule = "--host-resolver-rules=MAP talk.example 127.0.0.1"
+    async with (
+        live_edge(allowed_hosts=("talk.example",)) as edge,
+        browser(tmp_path, rule) as chrome,
+    ):
+        page = await open_page(chrome, edge.edge.address, host="talk.example")
+        await page.tab.until("document.getElementById('advice').textContent")
+        assert await page.status() == "This address is not secure, so the page gets no microphone."
+        assert "--tls-self-signed" in await page.tab.text("advice")
+        assert await page.tab.evaluate("document.getElementById('start').disabled")

@@ -1,0 +1,202 @@
+"""The talk page in a real browser, before an edge whose model follows a script."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pybase64
+import soundfile
+from support.browser import Browser, Tab, microphone_file
+from support.paths import ROOT
+from support.time_limits import WITHIN_S, until
+
+from duplane.fabric.v1 import session_pb2
+
+QUESTIONS = ROOT / "tools/duplane/tools/talk/samples/questions.wav"
+ANSWER_RATE = 24_000
+TAP = b"""
+registerProcessor("tap", class extends AudioWorkletProcessor {
+  process([[channel]]) {
+    if (channel) this.port.postMessage({ frame: currentFrame, sound: channel.slice() });
+    return true;
+  }
+});
+"""
+# What the page plays is copied where a test can read it.
+OBSERVE = """
+window.played = [];
+const Node = AudioWorkletNode;
+window.AudioWorkletNode = class extends Node {
+  constructor(context, name, options) {
+    super(context, name, options);
+    if (name !== "playback") return;
+    window.context = context;
+    context.audioWorklet.addModule("/pages/tap.js").then(() => {
+      const tap = new Node(context, "tap", { numberOfOutputs: 0 });
+      tap.port.onmessage = ({ data }) => window.played.push(data);
+      this.connect(tap);
+    });
+  }
+};
+"""
+# The sound of all turns as the page plays it, in one piece, without the silence between them.
+EXPECTED = """
+(async (turns) => {
+  const { Resampler } = await import("/pages/client/sound.js");
+  const parts = [];
+  for (const turn of turns) {
+    const resampler = new Resampler(24000, window.context.sampleRate);
+    for (const text of turn) {
+      const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+      parts.push(resampler.add(new Float32Array(bytes.buffer)));
+    }
+    parts.push(resampler.tail());
+  }
+  return encode(parts);
+})
+"""
+ENCODE = """
+window.encode = (parts) => {
+  const all = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) { all.set(part, at); at += part.length; }
+  const bytes = new Uint8Array(all.buffer);
+  let text = "";
+  for (let from = 0; from < bytes.length; from += 8192) {
+    text += String.fromCharCode(...bytes.subarray(from, from + 8192));
+  }
+  return btoa(text);
+};
+"""
+
+
+def floats(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.frombuffer(pybase64.b64decode(text), np.float32)
+
+
+def quiet_microphone(folder: Path) -> Path:
+    """Return a file of a quiet noise for the microphone."""
+    noise = np.random.default_rng(1).normal(0, 0.01, 48_000 * 4).astype(np.float32)
+    path = folder / "noise.wav"
+    soundfile.write(path, noise, 48_000, subtype="PCM_16")
+    return path
+
+
+def speech(seed: int) -> bytes:
+    """Return one second of noise, which differs from that of any other seed."""
+    noise = np.random.default_rng(seed).uniform(-0.5, 0.5, ANSWER_RATE)
+    return noise.astype("<f4").tobytes()
+
+
+class Script:
+    """Speaks in the units of each turn, and listens to all others."""
+
+    def __init__(self, turns: Sequence[range]) -> None:
+        self.turns = turns
+        self.heard: list[session_pb2.Unit] = []
+
+    def __call__(self, unit: session_pb2.Unit) -> Sequence[session_pb2.ConverseResponse]:
+        self.heard.append(unit)
+        if unit.force_listen:  # the rest of a turn is not said any more
+            self.turns = [turn for turn in self.turns if unit.sequence not in turn]
+        delta = session_pb2.Delta(sequence=unit.sequence, listen=session_pb2.Listen())
+        for turn in self.turns:
+            if unit.sequence in turn:
+                delta = session_pb2.Delta(
+                    sequence=unit.sequence,
+                    speech=session_pb2.Speech(
+                        text=f"word{unit.sequence} ", audio=speech(unit.sequence)
+                    ),
+                    end_of_turn=unit.sequence == turn[-1],
+                )
+        return [session_pb2.ConverseResponse(delta=delta)]
+
+
+class Page:
+    """The talk page in one tab."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
+
+    async def state(self) -> str:
+        return await self.tab.evaluate("document.body.dataset.state ?? ''")
+
+    async def until_state(self, *states: str, within_s: float = WITHIN_S) -> None:
+        async def is_there() -> bool:
+            return await self.state() in states
+
+        try:
+            await until(is_there, within_s)
+        except TimeoutError:
+            said = await self.tab.text("status")
+            last = [each["type"] for _, each in self.tab.frames[-5:]]
+            raise AssertionError(f"{await self.state()}, not {states}: {said} {last}") from None
+
+    async def status(self) -> str:
+        return await self.tab.text("status")
+
+    async def start(self) -> None:
+        await self.until_state("idle", "ended")
+        await self.tab.click("start")
+
+    async def talk(self) -> None:
+        """Start, and wait until the conversation runs."""
+        await self.start()
+        await self.until_state("talking")
+
+    async def end(self) -> None:
+        """End the running conversation."""
+        await self.tab.click("start")
+        await self.until_state("ended")
+
+    async def words(self) -> list[str]:
+        """Return the text of each turn."""
+        script = "[...document.querySelectorAll('#text p')].map((each) => each.textContent)"
+        return await self.tab.evaluate(script)
+
+    async def until_words(self, count: int, within_s: float = WITHIN_S) -> None:
+        """Wait until the page shows the text of so many turns."""
+
+        async def is_there() -> bool:
+            return len(await self.words()) >= count
+
+        await until(is_there, within_s)
+
+    async def played(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return all samples that were played, with the silence."""
+        await self.tab.evaluate(ENCODE)
+        return floats(await self.tab.evaluate("encode(window.played.map(({ sound }) => sound))"))
+
+    async def expected(self, turns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
+        """Return what these sounds become at the rate of the browser."""
+        await self.tab.evaluate(ENCODE)
+        texts = [[pybase64.b64encode(sound).decode() for sound in turn] for turn in turns]
+        return floats(await self.tab.evaluate(f"({EXPECTED})({texts})"))
+
+
+@contextlib.asynccontextmanager
+async def browser(
+    folder: Path, *flags: str, microphone: Path | None = None, has_permission: bool = True
+) -> AsyncGenerator[Browser]:
+    """Run a browser whose microphone plays a file once, or without one a quiet noise."""
+    file = f"{microphone}%noloop" if microphone else quiet_microphone(folder)
+    capture = f"--use-file-for-fake-audio-capture={file}"
+    async with Browser.running(folder, (capture, *flags), has_permission=has_permission) as running:
+        yield running
+
+
+async def open_page(running: Browser, address: str, host: str = "localhost") -> Page:
+    """Open the page of an edge in a new tab, and observe what it plays."""
+    tab = await running.tab()
+    await tab.call("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
+    await tab.serve("/pages/tap.js", TAP)
+    port = address.rpartition(":")[2]
+    await tab.open(f"http://{host}:{port}/")
+    return Page(tab)
+
+
+__all__ = ["Page", "Script", "browser", "microphone_file", "open_page", "speech"]
