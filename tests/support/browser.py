@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pybase64
 import pytest
@@ -30,12 +30,11 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--disable-background-networking",
     "--disable-component-update",
+    "--disable-crash-reporter",
     "--autoplay-policy=no-user-gesture-required",
     "--use-fake-device-for-media-stream",
     "--remote-debugging-port=0",
 )
-_ENDPOINT = re.compile(rb"DevTools listening on (ws://\S+)")
-
 Json = dict[str, Any]
 
 
@@ -56,7 +55,7 @@ def microphone_file(sound: Path, folder: Path, padding_s: float = 0.0) -> Path:
     resampled = soxr.resample(samples, rate, MICROPHONE_RATE)
     with soundfile.SoundFile(target, "w", MICROPHONE_RATE, 1, "PCM_16") as file:
         file.write(resampled)
-        file.write([0.0] * round(padding_s * MICROPHONE_RATE))
+        file.write(np.zeros(round(padding_s * MICROPHONE_RATE), np.float32))
     return target
 
 
@@ -179,22 +178,22 @@ class Browser:
         cls, folder: Path, flags: Sequence[str] = (), *, has_permission: bool = True
     ) -> AsyncGenerator[Browser]:
         """Run a browser with a profile of its own in `folder`."""
+        profile = folder / "profile"
         asked = ("--use-fake-ui-for-media-stream",) if has_permission else ()
         program = await asyncio.create_subprocess_exec(
             chromium(),
             *FLAGS,
             *asked,
             *flags,
-            f"--user-data-dir={folder / 'profile'}",
+            f"--user-data-dir={profile}",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
             env=os.environ | {"HOME": str(folder)},
             start_new_session=True,
         )
         try:
-            address = await _endpoint(program)
-            draining = asyncio.create_task(_drain(program))
+            address = await _endpoint(profile)
             async with connect(address, max_size=None, proxy=None) as connection:
                 browser = cls(connection)
                 reading = asyncio.create_task(browser._read())
@@ -202,8 +201,7 @@ class Browser:
                     yield browser
                 finally:
                     reading.cancel()
-                    draining.cancel()
-                    await asyncio.wait({reading, draining})
+                    await asyncio.wait({reading})
         finally:
             if program.returncode is None:
                 os.killpg(program.pid, 9)
@@ -245,17 +243,13 @@ class Browser:
                 tab.take(message["method"], message["params"])
 
 
-async def _endpoint(program: asyncio.subprocess.Process) -> str:
-    if program.stderr is None:
-        raise RuntimeError("the program has no pipe")
-    async with asyncio.timeout(WITHIN_S):
-        async for line in program.stderr:
-            if found := _ENDPOINT.search(line):
-                return found[1].decode()
-    raise AssertionError("Chromium has ended")
+async def _endpoint(profile: Path) -> str:
+    """Wait until the browser has written where it listens; return the address."""
+    file = profile / "DevToolsActivePort"
 
+    async def is_written() -> bool:
+        return file.exists() and len(file.read_text().splitlines()) == 2
 
-async def _drain(program: asyncio.subprocess.Process) -> None:
-    if program.stderr:
-        while await program.stderr.read(65536):
-            pass
+    await until(is_written, WITHIN_S)
+    port, path = file.read_text().splitlines()
+    return f"ws://127.0.0.1:{port}{path}"

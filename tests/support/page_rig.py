@@ -153,6 +153,11 @@ class Page:
         await self.tab.click("start")
         await self.until_state("ended")
 
+    async def give_key(self, key: str) -> None:
+        """Type a key and use it."""
+        await self.tab.evaluate(f"document.getElementById('key').value = '{key}'")
+        await self.tab.click("use-key")
+
     async def words(self) -> list[str]:
         """Return the text of each turn."""
         script = "[...document.querySelectorAll('#text p')].map((each) => each.textContent)"

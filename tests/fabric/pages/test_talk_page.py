@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.browser import chromium
+from support.edge.credential_rig import KeyStore
 from support.edge.live_edge import live_edge
 from support.page_rig import Script, browser, open_page, speech
 from support.time_limits import WITHIN_S, until
 
+from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -41,7 +43,7 @@ async def test_page_plays_each_sample_of_each_turn_once(tmp_path: Path) -> None:
         expected = await page.expected([[speech(unit) for unit in turn] for turn in TURNS])
 
         async def is_played() -> bool:
-            return np.count_nonzero(await page.played()) >= np.count_nonzero(expected)
+            return bool(np.count_nonzero(await page.played()) >= np.count_nonzero(expected))
 
         await until(is_played, WITHIN_S)
         played = await page.played()
@@ -168,3 +170,37 @@ async def test_insecure_address_is_explained(tmp_path: Path) -> None:
         assert await page.status() == "This address is not secure, so the page gets no microphone."
         assert "--tls-self-signed" in await page.tab.text("advice")
         assert await page.tab.evaluate("document.getElementById('start').disabled")
+
+
+async def test_page_asks_for_a_key_and_keeps_it_for_the_tab_only(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path)
+    key = keys.new().text
+    credentials = CredentialSettings(api_keys=keys.path)
+    async with live_edge(credentials=credentials) as edge, browser(tmp_path) as chrome:
+        page = await open_page(chrome, edge.edge.address)
+        await page.tab.until("!document.getElementById('key-row').hidden")
+        assert await page.status() == "This server asks for a key."
+        await page.give_key(f"{key[:-1]}x")
+        await page.tab.until(
+            "document.getElementById('status').textContent.includes('does not accept')"
+        )
+        await page.give_key(key)
+        await page.talk()
+        await page.end()
+        assert not [address for address in page.tab.addresses if key in address]
+        assert await page.tab.evaluate("JSON.stringify(localStorage)") == "{}"
+        other = await open_page(chrome, edge.edge.address)
+        await other.tab.until("!document.getElementById('key-row').hidden")
+
+
+async def test_page_that_loses_its_server_says_so_and_starts_again(tmp_path: Path) -> None:
+    async with browser(tmp_path) as chrome:
+        async with live_edge(replace(Limits(), drain_s=0.05, close_s=0.1)) as edge:
+            page = await open_page(chrome, edge.edge.address)
+            await page.talk()
+            edge.drain()
+            await page.until_state("ended")
+            assert await page.status() == "The server shuts down."
+        await page.start()
+        await page.until_state("ended")
+        assert await page.status() == "The server cannot be reached."

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import aiohttp
 import pytest
-from multidict import CIMultiDictProxy
 from support.edge.live_edge import LiveEdge, live_edge
 
 from duplane.edge.http.page_files import FOLDER
@@ -24,7 +23,7 @@ ADDRESS = re.compile(r'(?:href|src)="([^"]*)"|(?:from|import) "([^"]*)"')
 
 async def ask(
     edge: LiveEdge, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
-) -> tuple[int, CIMultiDictProxy[str], bytes]:
+) -> tuple[int, Mapping[str, str], bytes]:
     address = f"http://{edge.edge.address}{path}"
     headers = {"Accept-Encoding": "identity", **(headers or {})}
     async with (

@@ -9,7 +9,7 @@ const PIECE = INPUT_RATE / 5; // samples that are sent at once: 200 ms
 const RESUME_MS = 3000; // a browser without a sound device never begins
 const STALL_MS = 2000;
 
-/** Thrown if the browser cannot play or record sound. */
+/** Thrown if the page can have no sound. The message is a sentence for the person. */
 export class SoundError extends Error {}
 
 /**
@@ -108,7 +108,11 @@ export class Sound {
   async open(stream, sinkId = "") {
     await this.#running();
     if (sinkId && this.#context.setSinkId) await this.#context.setSinkId(sinkId);
-    await this.#context.audioWorklet.addModule("/pages/talk/sound.worklet.js");
+    try {
+      await this.#context.audioWorklet.addModule("/pages/talk/sound.worklet.js");
+    } catch {
+      throw new SoundError("The server cannot be reached."); // it has the module
+    }
     this.#playback = new AudioWorkletNode(this.#context, "playback", {
       numberOfInputs: 0,
       outputChannelCount: [2],
@@ -132,7 +136,7 @@ export class Sound {
     this.#context.resume().then(resolve, resolve);
     await promise;
     clearTimeout(timer);
-    if (this.#context.state !== "running") throw new SoundError("the browser has no sound device");
+    if (this.#context.state !== "running") throw new SoundError("The browser has no sound device.");
   }
 
   /** Use the stream of another microphone. */

@@ -8,10 +8,10 @@ import {
   ServerError,
 } from "../client/errors.js";
 import { DuplexSession } from "../client/session.js";
-import { Camera, DeviceError, WakeLock, openMicrophone, stop } from "./devices.js";
+import { Camera, WakeLock, openMicrophone, stop } from "./devices.js";
 import { Replay } from "./replay.js";
 import { KeyError, Settings } from "./settings.js";
-import { Delay, Sound, SoundError } from "./sound.js";
+import { Delay, Sound } from "./sound.js";
 import { View } from "./view.js";
 
 const UNIT_PIECES = 5; // a unit is one second, a piece 200 ms
@@ -77,7 +77,7 @@ class Talk {
       const { reason } = this.#session.end;
       return this.#reason || (ENDS[reason] ?? `The conversation is over (${reason}).`);
     } catch (error) {
-      return this.#reason || sentenceOf(error, this.#state);
+      return this.#reason || sentenceOf(error, this.#state); // a reason: the person has left
     } finally {
       await this.#finish();
     }
@@ -292,7 +292,6 @@ class Talk {
 // --- sentences ---
 
 function sentenceOf(error, state) {
-  if (error instanceof DeviceError || error instanceof SoundError) return `${error.message}`;
   if (error instanceof BusyError) return "The server has no place free now: try again later.";
   if (error instanceof InputError) return `The server refuses the settings: ${error.detail}`;
   if (error instanceof RefusedError) return `The server refuses this conversation: ${error.detail}`;
@@ -306,7 +305,6 @@ function sentenceOf(error, state) {
       ? "The server shuts down."
       : "The model has failed, and the conversation is lost.";
   }
-  if (error.name === "AbortError") return ENDS.user_stop;
   return error.message;
 }
 
