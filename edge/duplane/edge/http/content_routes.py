@@ -12,6 +12,7 @@ from duplane.edge.content.apps import Apps
 from duplane.edge.content.assets import Assets
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body, read_object
+from duplane.edge.modes import MODES
 from duplane.edge.recording.settings import RecordingSettings
 
 _log = logging.getLogger(__name__)
@@ -26,10 +27,15 @@ class AssetRoutes:
     """
 
     def __init__(
-        self, assets: Assets, playback_delay_ms: int, recording: RecordingSettings | None
+        self,
+        assets: Assets,
+        playback_delay_ms: int,
+        session_s: float | None,
+        recording: RecordingSettings | None,
     ) -> None:
         self._defaults = {
             "playback_delay_ms": playback_delay_ms,
+            "session_s": {name: session_s or mode.session_s for name, mode in MODES.items()},
             "records": recording.consent if recording else None,
         }
         self._voice = orjson.dumps(assets.default_voice)

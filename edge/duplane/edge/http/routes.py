@@ -45,7 +45,9 @@ def edge_routes(
             lambda: sessions.unmovable_counts().total(),
         ).routes(),
         *QueueRoutes(fabric, body_s).routes(),
-        *AssetRoutes(assets, settings.playback_delay_ms, settings.recording).routes(),
+        *AssetRoutes(
+            assets, settings.playback_delay_ms, settings.limits.session_s, settings.recording
+        ).routes(),
         *VoiceRoutes(voices, settings.limits).routes(),
         *SessionRoutes(sessions, settings.limits, clock).routes(),
         *SessionEndRoutes(fabric, sessions).routes(),

@@ -294,6 +294,7 @@ async def test_what_clients_start_from(tmp_path: Path) -> None:
         assert (await edge.ask("GET", "/api/presets/omni/b/audio"))[0] == 404
         assert await edge.get("/api/frontend_defaults") == {
             "playback_delay_ms": 200,
+            "session_s": {"video": 300.0, "audio": 600.0},
             "records": None,
         }
         assert await edge.get("/sessions") == {"total": 0, "sessions": []}

@@ -1,29 +1,15 @@
 // The talk page: its states, and one conversation at a time.
 
-import {
-  BusyError,
-  ConnectionLostError,
-  InputError,
-  RefusedError,
-  ServerError,
-} from "../client/errors.js";
 import { DuplexSession } from "../client/session.js";
 import { Camera, WakeLock, openMicrophone, stop } from "./devices.js";
 import { Replay } from "./replay.js";
 import { KeyError, Settings } from "./settings.js";
 import { Delay, Sound } from "./sound.js";
-import { View } from "./view.js";
+import { ENDS, View, duration, milliseconds, sentenceOf } from "./view.js";
 
 const UNIT_PIECES = 5; // a unit is one second, a piece 200 ms
 const LATE_MS = 1000; // a unit that takes longer than it lasts is late
 const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
-
-const ENDS = {
-  user_stop: "The conversation is over.",
-  stopped: "The conversation is over.",
-  timeout: "The time of this conversation is used up.",
-  context_full: "The model's memory of this conversation is full.",
-};
 
 const view = new View();
 const settings = new Settings();
@@ -53,6 +39,8 @@ class Talk {
   #turnMs = null; // how long the first unit of the running turn took
   #reason = "";
   #isMuted = false;
+  #isOver = false;
+  #isMoving = false;
   #wasStalled = false;
 
   // The sound begins here, in the handler of the click.
@@ -85,11 +73,14 @@ class Talk {
 
   async #begin() {
     this.#show("asking", "The browser asks whether it may use the microphone.");
-    this.#microphone = await openMicrophone(settings.microphone);
+    const asked = openMicrophone(settings.microphone);
+    // The person may answer the browser's question after the click on Cancel.
+    asked.then((stream) => this.#isOver && stop(stream)).catch(() => {});
+    this.#microphone = await this.#unlessLeft(asked);
     for (const track of this.#microphone.getTracks()) {
       track.onended = () => this.leave("The microphone is gone: connect it, then start again.");
     }
-    if (settings.hasCamera) await this.#camera.open(settings.camera);
+    if (settings.hasCamera) await this.#unlessLeft(this.#camera.open(settings.camera));
     await settings.listDevices();
     await this.#sound.open(this.#microphone, settings.speaker);
     const options = await settings.session();
@@ -109,6 +100,14 @@ class Talk {
     this.#show("talking", "Speak now.");
   }
 
+  #unlessLeft(promise) {
+    const { signal } = this.#leaving;
+    const left = new Promise((_, reject) => {
+      signal.addEventListener("abort", () => reject(signal.reason));
+    });
+    return Promise.race([promise, left]);
+  }
+
   #show(state, sentence) {
     this.#state = state;
     view.state(state, sentence);
@@ -125,6 +124,10 @@ class Talk {
     if (event.type === "session.queue_done") {
       this.#begunAt = performance.now();
       this.#show("opening", "The model prepares itself.");
+    }
+    if (event.type === "session.moving") {
+      this.#isMoving = true;
+      view.say("The conversation moves to another worker.");
     }
     const { metrics, cost_all_ms: cost } = event;
     this.#serverMs = metrics?.wall_clock_ms ?? cost ?? null;
@@ -201,7 +204,17 @@ class Talk {
     this.#droppedUnits += droppedUnits;
     const sent = this.#ends[UNIT_PIECES * (index + this.#droppedUnits + 1) - 1];
     const latencyMs = sent === undefined ? null : this.#ms(this.#sound.frame - sent);
-    const unit = { index, speaks, latencyMs, serverMs: this.#serverMs, heardMs: null, droppedUnits };
+    const unit = {
+      index,
+      speaks,
+      latencyMs,
+      serverMs: this.#serverMs,
+      heardMs: null,
+      droppedUnits,
+      hasMoved: this.#isMoving,
+    };
+    if (this.#isMoving) view.say("Speak now.");
+    this.#isMoving = false;
     this.#units.set(index, unit);
     this.#replay.units.push(unit);
     if (speaks && latencyMs !== null) {
@@ -221,6 +234,7 @@ class Talk {
     const kinds = [unit.speaks ? "speaks" : "listens"];
     if (unit.latencyMs > LATE_MS) kinds.push("late");
     if (unit.droppedUnits > 0) kinds.push("dropped");
+    if (unit.hasMoved) kinds.push("moved");
     const heard = unit.heardMs === null ? "" : `, heard after ${milliseconds(unit.heardMs)}`;
     const title = `Unit ${unit.index}: ${kinds.join(", ")}, ${milliseconds(unit.latencyMs)}${heard}`;
     view.unit(unit.index, kinds, title);
@@ -276,6 +290,7 @@ class Talk {
   }
 
   async #finish() {
+    this.#isOver = true;
     clearInterval(this.#ticking);
     this.#lock.release();
     this.#camera.close();
@@ -287,34 +302,6 @@ class Talk {
     const facts = { session: this.#session.created?.session_id ?? null, recording };
     forget = this.#view.offer(this.#replay.toWav(), this.#replay.toJson(facts), recording);
   }
-}
-
-// --- sentences ---
-
-function sentenceOf(error, state) {
-  if (error instanceof BusyError) return "The server has no place free now: try again later.";
-  if (error instanceof InputError) return `The server refuses the settings: ${error.detail}`;
-  if (error instanceof RefusedError) return `The server refuses this conversation: ${error.detail}`;
-  if (error instanceof ConnectionLostError) {
-    return state === "talking"
-      ? "The connection to the server is lost, and the conversation with it."
-      : "The server cannot be reached, or it refuses this page or its key.";
-  }
-  if (error instanceof ServerError) {
-    return error.code === "server_shutdown" || error.closeCode === 1001
-      ? "The server shuts down."
-      : "The model has failed, and the conversation is lost.";
-  }
-  return error.message;
-}
-
-function milliseconds(value) {
-  return value === null ? "–" : `${Math.round(value)} ms`;
-}
-
-function duration(seconds) {
-  const whole = Math.ceil(seconds);
-  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")} min`;
 }
 
 // --- the page ---
@@ -363,6 +350,8 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && talk) {
     event.preventDefault();
     talk.interrupt();
+  } else if (event.key === "Enter" && !talk && document.activeElement === document.body) {
+    view.start.click();
   }
 });
 window.addEventListener("pagehide", () => talk?.abandon());

@@ -1,4 +1,12 @@
-// What the page shows. All changes of the document are made here and in settings.js.
+// What the page shows and says. All changes of the document are made here and in settings.js.
+
+import {
+  BusyError,
+  ConnectionLostError,
+  InputError,
+  RefusedError,
+  ServerError,
+} from "../client/errors.js";
 
 const MAX_UNITS = 120; // squares in the strip; older ones are removed
 const MAX_TURNS = 200; // in the text; older ones are removed
@@ -142,4 +150,39 @@ export class View {
     find("after").hidden = false;
     return () => addresses.forEach((address) => URL.revokeObjectURL(address));
   }
+}
+
+/** What the page says when a conversation ended in order, by the server's reason. */
+export const ENDS = {
+  user_stop: "The conversation is over.",
+  stopped: "The conversation is over.",
+  timeout: "The time of this conversation is used up.",
+  context_full: "The model's memory of this conversation is full.",
+};
+
+/** Return what the page says about an error. `state` is where it happened. */
+export function sentenceOf(error, state) {
+  if (error instanceof BusyError) return "The server has no place free now: try again later.";
+  if (error instanceof InputError) return `The server refuses the settings: ${error.detail}`;
+  if (error instanceof RefusedError) return `The server refuses this conversation: ${error.detail}`;
+  if (error instanceof ConnectionLostError) {
+    return state === "talking"
+      ? "The connection to the server is lost, and the conversation with it."
+      : "The server cannot be reached, or it refuses this page or its key.";
+  }
+  if (error instanceof ServerError) {
+    return error.code === "server_shutdown" || error.closeCode === 1001
+      ? "The server shuts down."
+      : "The model has failed, and the conversation is lost.";
+  }
+  return error.message;
+}
+
+export function milliseconds(value) {
+  return value === null ? "–" : `${Math.round(value)} ms`;
+}
+
+export function duration(seconds) {
+  const whole = Math.ceil(seconds);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")} min`;
 }
