@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from cryptography import x509
 from support.fabric.tls_fabric import LIFE, NAME, FabricCertificates, TlsFabric, tls_fabric
 from support.scheduler.scheduler_harness import AUDIO, FakeWorker, register_message
 from support.time_limits import WITHIN_S, until
@@ -179,7 +180,11 @@ async def test_certificate_that_names_no_process_or_two_is_refused(
             "spiffe://duplane.internal/duplane/operator/n",
         ],
     ):
-        chain, key = ca.sign(uris, server_name(Role.EDGE), "duplane-edge", LIFE)
+        names = [
+            *(x509.UniformResourceIdentifier(uri) for uri in uris),
+            x509.DNSName(server_name(Role.EDGE)),
+        ]
+        chain, key = ca.sign(names, "duplane-edge", LIFE)
         credentials = grpc.ssl_channel_credentials(certificates.bundle, key, chain)
         await refused_everywhere(fabric, credentials, DENIED)
 

@@ -19,8 +19,8 @@ from support.worker.worker_harness import pcm
 from duplane.fabric import watched_files
 from duplane.fabric.client import FabricClient
 from duplane.fabric.tls.identity import Role
+from duplane.fabric.tls.issuing import Authority
 from duplane.fabric.v1 import admin_pb2, lease_pb2, session_pb2
-from duplane.tools.certs.issuing import Authority
 
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 

@@ -9,12 +9,14 @@ import resource
 import signal
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from duplane.edge.access import Authenticator
 from duplane.edge.clock import Clock, LoopClock
 from duplane.edge.credentials.authenticator import CredentialAuthenticator
 from duplane.edge.http.access_control import AccessControl
 from duplane.edge.http.application import application
+from duplane.edge.http.page_routes import ca_route
 from duplane.edge.http.routes import edge_routes
 from duplane.edge.listener import Listener
 from duplane.edge.metrics import EdgeMetrics
@@ -29,6 +31,7 @@ from duplane.edge.transport.client_protocol import ConnectionLimiter
 from duplane.edge.transport.collection_time import CollectionTime
 from duplane.edge.transport.origins import BrowserRules
 from duplane.edge.transport.rate_limit import request_rates
+from duplane.edge.transport.self_signed import SelfSigned, ensure, own_names
 from duplane.edge.transport.tls import Certificate
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.client import FabricClient
@@ -126,8 +129,12 @@ class Edge:
         self._settings = settings
         self._clock = clock
         self.certificate: Certificate | None = None
-        if settings.tls_cert and settings.tls_key:
-            self.certificate = Certificate(settings.tls_cert, settings.tls_key)
+        chain, key = settings.tls_cert, settings.tls_key
+        self_signed = _self_signed(settings)
+        if self_signed:
+            chain, key = self_signed.chain, self_signed.key
+        if chain and key:
+            self.certificate = Certificate(chain, key)
         if settings.recording:
             prepare(settings.recording.directory)
         self._sessions = SessionRegistry(settings, fabric, telemetry, clock)
@@ -144,13 +151,17 @@ class Edge:
         )
         self.metrics.observe_recordings(self._stopped_recordings)
         self.routes = edge_routes(settings, fabric, self._sessions, clock, self._credentials)
+        if self_signed:
+            self.routes.append(ca_route(self_signed.ca))
         self._proxies = parse_networks(settings.trusted_proxies)
         self._control = AccessControl(
             authenticator or self._credentials,
-            _browser_rules(settings),
+            _browser_rules(settings, chain),
             self._proxies,
             request_rates(settings.limits.client_requests_per_s),
             settings.log_addresses,
+            # Browsers would then refuse plain http:// for all ports of the same host name.
+            pins_tls=self_signed is None,
         )
 
     @classmethod
@@ -281,8 +292,15 @@ def make_room(connection_count: int) -> None:
             )
 
 
-def _browser_rules(settings: EdgeSettings) -> BrowserRules:
+def _self_signed(settings: EdgeSettings) -> SelfSigned | None:
+    if not settings.tls_self_signed:
+        return None
+    own = parse_address(settings.listen, "listen", min_port=0).host
+    return ensure(settings.tls_state, own_names([own, *settings.allowed_hosts]))
+
+
+def _browser_rules(settings: EdgeSettings, chain: Path | None) -> BrowserRules:
     """Return the rules for browsers. The operator has chosen also the host name in `listen`."""
     own = parse_address(settings.listen, "listen", min_port=0).host
     hosts = (*settings.allowed_hosts, own)
-    return BrowserRules(settings.allowed_origins, hosts, CertificateNames(settings.tls_cert))
+    return BrowserRules(settings.allowed_origins, hosts, CertificateNames(chain))

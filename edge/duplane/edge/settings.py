@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -257,6 +258,13 @@ class EdgeSettings:
     changes and on SIGHUP; open sessions continue."""
     tls_key: ExistingFile | None = None
     """Key of --tls-cert (PEM, no password)."""
+    tls_self_signed: Annotated[bool, Parameter(negative=())] = False
+    """Serve wss:// and https:// only, with a certificate that the edge makes itself, so that phones
+    in the same network can talk to the model. Each phone first installs the CA that browsers get at
+    /ca.pem. It can vouch only for this machine's names and for private networks."""
+    tls_state: Path = Path("~/.local/state/duplane/tls")
+    """Directory of the files of --tls-self-signed. The edge makes it, and a new certificate before
+    the old one ends. Who has its keys can pass for this machine on these phones."""
     operator_listen: str = ""
     """Address at which operators are served, as HOST:PORT, for example 127.0.0.1:8007; port 0 picks
     a free one. The other port then answers 404 for what only operators may do, and its lists have
@@ -344,6 +352,8 @@ class EdgeSettings:
             raise ValueError("admin_token and admin_token_file must not both be set")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
+        if self.tls_cert and self.tls_self_signed:
+            raise ValueError("tls_cert and tls_self_signed must not both be set")
         if self.operator_listen:
             parse_address(self.operator_listen, "operator_listen", min_port=0)
         lists: Sequence[tuple[str, Callable[[Sequence[str]], object], Sequence[str]]] = (

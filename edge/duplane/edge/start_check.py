@@ -51,10 +51,12 @@ async def _open_addresses(settings: EdgeSettings) -> Sequence[str]:
 async def check_clients(settings: EdgeSettings) -> None:
     """Check how clients reach the edge and what they must show. Raises StartError."""
     open_addresses = await _open_addresses(settings)
-    if open_addresses and settings.tls_cert is None and not settings.behind_tls_proxy:
+    has_tls = settings.tls_cert is not None or settings.tls_self_signed
+    if open_addresses and not has_tls and not settings.behind_tls_proxy:
         raise StartError(
             f"other machines can connect to {open_addresses[0]} without TLS: give a certificate"
-            " with --tls-cert and --tls-key, or say --behind-tls-proxy if a proxy ends TLS"
+            " with --tls-cert and --tls-key, let the edge make one with --tls-self-signed, or say"
+            " --behind-tls-proxy if a proxy ends TLS"
         )
     is_open = bool(open_addresses) or settings.behind_tls_proxy
     credentials = settings.credentials

@@ -15,8 +15,8 @@ from support.time_limits import WITHIN_S, until
 
 from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.identity import Identity, Role
+from duplane.fabric.tls.issuing import Authority, write_leaf
 from duplane.fabric.tls.settings import DEFAULT_TRUST_DOMAIN, FabricTlsSettings
-from duplane.tools.certs.issuing import Authority, write_leaf
 from duplane.tools.operators.snapshots import merge, read_fabric
 
 NAME = "host"

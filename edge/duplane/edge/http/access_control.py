@@ -84,6 +84,8 @@ class AccessControl:
     requests: NetworkRates
     logged_addresses: AddressForm = "full"
     has_operators: bool = True
+    pins_tls: bool = True
+    """Whether browsers are told to use this host name only over TLS from now on."""
     # One for all origins and hosts: strangers must not fill the log.
     refusals: RepeatedLog = field(default_factory=lambda: RepeatedLog(_log))
 
@@ -145,6 +147,19 @@ class AccessControl:
     def _log(self, request: web.Request, route: HttpRoute, caller: Caller, status: int) -> None:
         log_action(request, route, caller, status, self.logged_addresses)
 
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Add the headers that every answer has, also a refusal."""
+        headers = response.headers
+        headers.popall("Server", None)  # names the server software
+        headers.setdefault("Cache-Control", "no-store")
+        headers["X-Content-Type-Options"] = "nosniff"
+        if request.secure and self.pins_tls:
+            headers["Strict-Transport-Security"] = _HSTS
+        if origin := request.get(_CORS_ORIGIN):
+            headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Expose-Headers"] = "Retry-After"
+            headers.add("Vary", "Origin")
+
     def _check_browser(
         self, request: web.Request, headers: Mapping[str, str], *, is_page: bool
     ) -> None:
@@ -191,20 +206,6 @@ class AccessControl:
             raise web.HTTPTooManyRequests(
                 text="too many requests of this address", headers={"Retry-After": _whole(wait_s)}
             )
-
-
-async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers that every answer has, also a refusal."""
-    headers = response.headers
-    headers.popall("Server", None)  # names the server software
-    headers.setdefault("Cache-Control", "no-store")
-    headers["X-Content-Type-Options"] = "nosniff"
-    if request.secure:
-        headers["Strict-Transport-Security"] = _HSTS
-    if origin := request.get(_CORS_ORIGIN):
-        headers["Access-Control-Allow-Origin"] = origin
-        headers["Access-Control-Expose-Headers"] = "Retry-After"
-        headers.add("Vary", "Origin")
 
 
 def _is_of_operators(route: HttpRoute) -> bool:

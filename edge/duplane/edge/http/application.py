@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.web_urldispatcher import AbstractRoute
 
 from duplane.edge.access import Handler
-from duplane.edge.http.access_control import AccessControl, add_headers
+from duplane.edge.http.access_control import AccessControl
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer
 from duplane.edge.http.openai_answers import OPENAI_PREFIXES, refusal_body
@@ -36,7 +36,7 @@ def application(routes: Iterable[HttpRoute], control: AccessControl) -> web.Appl
             raise ValueError(f"routes without a level: {', '.join(unknown)}")
 
     app = web.Application(middlewares=[_render_failures, check_access])
-    app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(control.add_headers)
     app.on_startup.append(check_levels)
     for route in routes:
         resource = app.router.add_resource(route.path)

@@ -72,12 +72,13 @@ def read_folder(name: str) -> dict[str, PageFile]:
     return dict(_files(folder))
 
 
+def file_of(content: bytes, content_type: str) -> PageFile:
+    """Return a file with this content."""
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    return PageFile(content, gzip.compress(content, mtime=0), content_type, digest)
+
+
 def _files(folder: Path) -> Iterator[tuple[str, PageFile]]:
     for path in sorted(folder.iterdir()):
         if content_type := _TYPES.get(path.suffix):
-            content = path.read_bytes()
-            digest = hashlib.sha256(content).hexdigest()[:32]
-            yield (
-                path.name,
-                PageFile(content, gzip.compress(content, mtime=0), content_type, digest),
-            )
+            yield path.name, file_of(path.read_bytes(), content_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 from aiohttp import ETag, hdrs, web
@@ -10,7 +11,7 @@ from aiohttp import ETag, hdrs, web
 from duplane.edge.access import Level
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import closing
-from duplane.edge.http.page_files import HEADERS, PageFile, read_folder
+from duplane.edge.http.page_files import HEADERS, PageFile, file_of, read_folder
 
 INDEX: Final = "index.html"
 
@@ -39,6 +40,12 @@ def _folder(name: str, page: str = "", *, is_for_operators: bool = False) -> lis
         )
         for file_name, file in read_folder(name).items()
     ]
+
+
+def ca_route(path: Path) -> HttpRoute:
+    """Return the route of the certificate of a CA, which phones install."""
+    file = file_of(path.read_bytes(), "application/x-x509-ca-cert")
+    return HttpRoute("GET", "/ca.pem", _Answer(file).handle, Level.PUBLIC, is_page=True)
 
 
 class _Answer:

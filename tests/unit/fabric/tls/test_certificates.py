@@ -16,8 +16,8 @@ from duplane.fabric.process import StartError
 from duplane.fabric.tls.certificates import CA_FILE, CHAIN_FILE, KEY_FILE, problems, read_files
 from duplane.fabric.tls.credentials import FabricCredentials, open_credentials
 from duplane.fabric.tls.identity import Role
+from duplane.fabric.tls.issuing import Authority
 from duplane.fabric.tls.settings import DEFAULT_TRUST_DOMAIN, FabricTlsSettings
-from duplane.tools.certs.issuing import Authority
 
 DAY = timedelta(days=1)
 

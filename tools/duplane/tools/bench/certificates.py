@@ -8,8 +8,8 @@ from pathlib import Path
 
 from duplane.fabric.tls.credentials import FabricCredentials
 from duplane.fabric.tls.identity import Identity, Role
+from duplane.fabric.tls.issuing import Authority, write_leaf
 from duplane.fabric.tls.settings import DEFAULT_TRUST_DOMAIN
-from duplane.tools.certs.issuing import Authority, write_leaf
 
 NAME = socket.gethostname()
 """The name in the certificates. The default ids of workers begin with it."""

@@ -52,7 +52,7 @@ def dev(
     trust_domain
         Trust domain of the fabric.
     """
-    from duplane.tools.certs.issuing import CA_KEY_FILE, Authority, write_leaf
+    from duplane.fabric.tls.issuing import CA_KEY_FILE, Authority, write_leaf
 
     host = name or socket.gethostname()
     identities = [_identity(trust_domain, role, host) for role in roles]

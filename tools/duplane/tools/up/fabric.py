@@ -68,6 +68,9 @@ class UpSettings:
     """Certificate chain (PEM). With it the edge serves only wss:// and https://."""
     tls_key: ExistingFile | None = None
     """Key of --tls-cert (PEM, no password)."""
+    tls_self_signed: Annotated[bool, Parameter(negative=())] = False
+    """Serve wss:// and https:// only, with a certificate that the edge makes, as for an edge. For
+    phones in the same network say also --host 0.0.0.0, and --api-keys or --auth none."""
     behind_tls_proxy: Annotated[bool, Parameter(negative=())] = False
     """Let other machines reach the edge without TLS, because a proxy before it ends TLS."""
     api_keys: ExistingFile | None = None
@@ -98,6 +101,8 @@ class UpSettings:
             raise ValueError(f"metrics_port is {self.metrics_port}: some ports exceed 65535")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
+        if self.tls_cert and self.tls_self_signed:
+            raise ValueError("tls_cert and tls_self_signed must not both be set")
 
 
 def metrics_ports(settings: UpSettings) -> Sequence[int]:
@@ -155,7 +160,7 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     async with traced(is_traced, settings.trace_out, show), running(settings) as fabric:
         interrupt.cancel()
         note = f"; {fabric.note}" if fabric.note else ""
-        s = "s" if settings.tls_cert else ""
+        s = "s" if settings.tls_cert or settings.tls_self_signed else ""
         show(
             f"duplane is ready: http{s}://{_host_for_pages(fabric.edge)}/"
             f" ws{s}://{fabric.edge}/v1/realtime?mode=audio"
@@ -335,7 +340,11 @@ def edge_flags(settings: UpSettings) -> tuple[str, ...]:
         "--auth": settings.auth,
         "--allowed-origins": ",".join(settings.allowed_origins) or None,
     }
-    return (*_flags(values), *(("--behind-tls-proxy",) if settings.behind_tls_proxy else ()))
+    switches = {
+        "--behind-tls-proxy": settings.behind_tls_proxy,
+        "--tls-self-signed": settings.tls_self_signed,
+    }
+    return (*_flags(values), *(flag for flag, is_on in switches.items() if is_on))
 
 
 def _worker_flags(

@@ -1,4 +1,4 @@
-"""Makes the CA of a fabric and certificates of its processes, for development and small fabrics."""
+"""Makes CAs and certificates: of the processes of a fabric, and of an edge without another one."""
 
 from __future__ import annotations
 
@@ -31,13 +31,20 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def make(cls, life: timedelta = timedelta(days=CA_DAYS)) -> Authority:
-        """Make a new CA. Its name is unique, so that processes can trust two at the same time."""
+    def make(
+        cls,
+        life: timedelta = timedelta(days=CA_DAYS),
+        constraints: x509.NameConstraints | None = None,
+    ) -> Authority:
+        """Make a new CA. Its name is unique, so that processes can trust two at the same time.
+
+        It can sign only certificates for names that `constraints` allow.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         serial = x509.random_serial_number()
         name = _name(f"duplane-ca-{serial:x}"[:40])
         now = datetime.now(UTC)
-        certificate = (
+        builder = (
             x509.CertificateBuilder(name, name, key.public_key(), serial)
             .not_valid_before(now - _EARLY)
             .not_valid_after(now + life)
@@ -46,9 +53,10 @@ class Authority:
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
             )
-            .sign(key, hashes.SHA256())
         )
-        return cls(certificate, key)
+        if constraints:
+            builder = builder.add_extension(constraints, critical=True)
+        return cls(builder.sign(key, hashes.SHA256()), key)
 
     @classmethod
     def load(cls, directory: Path) -> Authority:
@@ -83,19 +91,15 @@ class Authority:
 
         `key` is the process's key; by default a new one. The certificate begins at `now`.
         """
-        return self.sign(
-            [str(identity)],
-            server_name(identity.role),
-            f"duplane-{identity.role}",
-            life,
-            key=key,
-            now=now,
-        )
+        names = [
+            x509.UniformResourceIdentifier(str(identity)),
+            x509.DNSName(server_name(identity.role)),
+        ]
+        return self.sign(names, f"duplane-{identity.role}", life, key=key, now=now)
 
     def sign(
         self,
-        uris: Sequence[str],
-        dns_name: str,
+        names: Sequence[x509.GeneralName],
         common_name: str,
         life: timedelta,
         *,
@@ -104,9 +108,6 @@ class Authority:
     ) -> tuple[bytes, bytes]:
         """Return a certificate with these names, and its key."""
         key = key or ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName(
-            [*(x509.UniformResourceIdentifier(uri) for uri in uris), x509.DNSName(dns_name)]
-        )
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         now = now or datetime.now(UTC)
         identifier = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
@@ -119,7 +120,7 @@ class Authority:
             )
             .not_valid_before(now - _EARLY)
             .not_valid_after(now + life)
-            .add_extension(names, critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(is_ca=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
