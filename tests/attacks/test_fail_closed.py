@@ -79,9 +79,13 @@ async def test_plaintext_is_allowed_by_name_and_warned_of(
 
 
 @pytest.mark.parametrize("listen", OPEN)
-async def test_edge_beyond_this_machine_needs_tls_and_credentials(listen: str) -> None:
+async def test_edge_beyond_this_machine_needs_tls_and_credentials(
+    listen: str, tmp_path: Path
+) -> None:
     assert "--behind-tls-proxy" in await refusal(edge.serve, of_edge(listen=listen))
     assert "--auth none" in await refusal(edge.serve, of_edge(listen=listen, behind_tls_proxy=True))
+    self_signed = of_edge(listen=listen, tls_self_signed=True, tls_state=tmp_path)
+    assert "--auth none" in await refusal(edge.serve, self_signed)
     with_all = of_edge(listen=listen, behind_tls_proxy=True, credentials=ANYBODY)
     await starts_and_ends(edge.serve, with_all)
 

@@ -1,4 +1,4 @@
-"""The certificate that an edge makes itself: which names, for how long, and what its CA may sign."""
+"""The certificate that an edge makes itself: its names, its life, and what its CA may sign."""
 
 from __future__ import annotations
 

@@ -11,6 +11,9 @@ const UNIT_PIECES = 5; // a unit is one second, a piece 200 ms
 const LATE_MS = 1000; // a unit that takes longer than it lasts is late
 const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
 
+const SPEAK = "Speak now.";
+const MOVING = "The conversation moves to another worker.";
+
 const view = new View();
 const settings = new Settings();
 let talk = null;
@@ -40,8 +43,7 @@ class Talk {
   #reason = "";
   #isMuted = false;
   #isOver = false;
-  #isMoving = false;
-  #wasStalled = false;
+  #warnings = new Set(); // sentences about what goes wrong now
 
   // The sound begins here, in the handler of the click.
   constructor() {
@@ -52,7 +54,7 @@ class Talk {
       onUnderrun: () => this.#underrun(),
       onInputLevel: (level) => view.inputLevel(level),
       onOutputLevel: (level) => view.outputLevel(level),
-      onStall: (isStalled) => this.#stalled(isStalled),
+      onStall: (isStalled) => this.#warn("The browser has stopped the sound.", isStalled),
     });
     this.#replay = new Replay(this.#sound.rate);
   }
@@ -97,7 +99,7 @@ class Talk {
     this.#lock.hold();
     this.#ticking = setInterval(() => this.#tick(), 1000);
     this.#tick();
-    this.#show("talking", "Speak now.");
+    this.#show("talking", SPEAK);
   }
 
   #unlessLeft(promise) {
@@ -125,10 +127,7 @@ class Talk {
       this.#begunAt = performance.now();
       this.#show("opening", "The model prepares itself.");
     }
-    if (event.type === "session.moving") {
-      this.#isMoving = true;
-      view.say("The conversation moves to another worker.");
-    }
+    if (event.type === "session.moving") this.#warn(MOVING, true);
     const { metrics, cost_all_ms: cost } = event;
     this.#serverMs = metrics?.wall_clock_ms ?? cost ?? null;
   }
@@ -137,7 +136,7 @@ class Talk {
 
   #send({ sound, end, lost }) {
     if (this.#state !== "talking") return;
-    if (lost > SILENT_S) view.say("No sound comes from the microphone.");
+    this.#warn("No sound comes from the microphone.", lost > SILENT_S);
     const pictures = this.#pictures();
     if (!this.#session.send(sound, { pictures })) {
       view.facts({ "not sent": `${this.#session.droppedSends} × 200 ms: the network is slow` });
@@ -211,10 +210,9 @@ class Talk {
       serverMs: this.#serverMs,
       heardMs: null,
       droppedUnits,
-      hasMoved: this.#isMoving,
+      hasMoved: this.#warnings.has(MOVING),
     };
-    if (this.#isMoving) view.say("Speak now.");
-    this.#isMoving = false;
+    this.#warn(MOVING, false);
     this.#units.set(index, unit);
     this.#replay.units.push(unit);
     if (speaks && latencyMs !== null) {
@@ -272,10 +270,12 @@ class Talk {
     view.facts({ "gaps in the sound": this.#underruns });
   }
 
-  #stalled(isStalled) {
-    if (isStalled && this.#state === "talking") view.say("The browser has stopped the sound.");
-    else if (this.#wasStalled && this.#state === "talking") view.say("Speak now.");
-    this.#wasStalled = isStalled;
+  // Show the newest warning that holds; without one, that the person may speak.
+  #warn(sentence, holds) {
+    if (this.#warnings.has(sentence) === holds) return;
+    if (holds) this.#warnings.add(sentence);
+    else this.#warnings.delete(sentence);
+    if (this.#state === "talking") view.say([...this.#warnings].at(-1) ?? SPEAK);
   }
 
   #tick() {
