@@ -126,6 +126,13 @@ class Tab:
                 **(text if kind == "keyDown" else {}),
             )
 
+    async def choose_file(self, element: str, file: Path) -> None:
+        """Choose a file in the input with this id."""
+        document = await self.call("DOM.getDocument")
+        root = document["root"]["nodeId"]
+        found = await self.call("DOM.querySelector", nodeId=root, selector=f"#{element}")
+        await self.call("DOM.setFileInputFiles", files=[str(file)], nodeId=found["nodeId"])
+
     async def serve(self, path: str, script: bytes) -> None:
         """Let the page load a module that its server does not have."""
         self._modules[path] = script

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pybase64
 import soundfile
-from support.browser import Browser, Tab, microphone_file
+from support.browser import Browser, Tab
 from support.paths import ROOT
 from support.time_limits import WITHIN_S, until
 
@@ -26,9 +26,24 @@ registerProcessor("tap", class extends AudioWorkletProcessor {
   }
 });
 """
-# What the page plays is copied where a test can read it.
+# What the page plays and offers, and its microphones, are kept where a test finds them.
 OBSERVE = """
 window.played = [];
+window.offered = [];
+window.microphones = [];
+const offer = URL.createObjectURL;
+URL.createObjectURL = (blob) => {
+  window.offered.push(blob);
+  return offer.call(URL, blob);
+};
+const ask = navigator.mediaDevices?.getUserMedia;
+if (ask) {
+  navigator.mediaDevices.getUserMedia = async (wanted) => {
+    const stream = await ask.call(navigator.mediaDevices, wanted);
+    window.microphones.push(stream);
+    return stream;
+  };
+}
 const Node = AudioWorkletNode;
 window.AudioWorkletNode = class extends Node {
   constructor(context, name, options) {
@@ -64,7 +79,10 @@ window.encode = (parts) => {
   const all = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;
   for (const part of parts) { all.set(part, at); at += part.length; }
-  const bytes = new Uint8Array(all.buffer);
+  return encodeBytes(all.buffer);
+};
+window.encodeBytes = (buffer) => {
+  const bytes = new Uint8Array(buffer);
   let text = "";
   for (let from = 0; from < bytes.length; from += 8192) {
     text += String.fromCharCode(...bytes.subarray(from, from + 8192));
@@ -133,7 +151,7 @@ class Page:
             await until(is_there, within_s)
         except TimeoutError:
             said = await self.tab.text("status")
-            last = [each["type"] for _, each in self.tab.frames[-5:]]
+            last = [event["type"] for _, event in self.tab.frames[-5:]]
             raise AssertionError(f"{await self.state()}, not {states}: {said} {last}") from None
 
     async def status(self) -> str:
@@ -152,6 +170,12 @@ class Page:
         """End the running conversation."""
         await self.tab.click("start")
         await self.until_state("ended")
+
+    async def leave_sound_unchanged(self) -> None:
+        """Switch off what changes the sound of the microphone."""
+        await self.until_state("idle")
+        for setting in ("echo", "noise", "gain"):
+            await self.tab.click(setting)
 
     async def give_key(self, key: str) -> None:
         """Type a key and use it."""
@@ -176,6 +200,12 @@ class Page:
         await self.tab.evaluate(ENCODE)
         return floats(await self.tab.evaluate("encode(window.played.map(({ sound }) => sound))"))
 
+    async def offered(self, index: int) -> bytes:
+        """Return a file that the page offers."""
+        await self.tab.evaluate(ENCODE)
+        script = f"offered.at({index}).arrayBuffer().then(encodeBytes)"
+        return pybase64.b64decode(await self.tab.evaluate(script))
+
     async def expected(self, turns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
         """Return what these sounds become at the rate of the browser."""
         await self.tab.evaluate(ENCODE)
@@ -187,7 +217,10 @@ class Page:
 async def browser(
     folder: Path, *flags: str, microphone: Path | None = None, has_permission: bool = True
 ) -> AsyncGenerator[Browser]:
-    """Run a browser whose microphone plays a file once, or without one a quiet noise."""
+    """Run a browser whose microphone plays a file once, or without one a quiet noise.
+
+    Without the permission the browser asks a person whether a page may use the microphone.
+    """
     file = f"{microphone}%noloop" if microphone else quiet_microphone(folder)
     capture = f"--use-file-for-fake-audio-capture={file}"
     async with Browser.running(folder, (capture, *flags), has_permission=has_permission) as running:
@@ -202,6 +235,3 @@ async def open_page(running: Browser, address: str, host: str = "localhost") -> 
     port = address.rpartition(":")[2]
     await tab.open(f"http://{host}:{port}/")
     return Page(tab)
-
-
-__all__ = ["Page", "Script", "browser", "microphone_file", "open_page", "speech"]

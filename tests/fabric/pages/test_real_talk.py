@@ -38,8 +38,7 @@ async def test_four_questions_of_the_microphone_get_their_answers(
     microphone = microphone_file(QUESTIONS, tmp_path, padding_s=WITHIN_S)
     async with browser(tmp_path, microphone=microphone) as chrome:
         page = await open_page(chrome, fabric.edge)
-        for setting in ("echo", "noise", "gain"):  # these change the sound
-            await page.tab.evaluate(f"document.getElementById('{setting}').checked = false")
+        await page.leave_sound_unchanged()
         await page.talk()
         await page.until_words(len(ANSWERS))
         assert [words.strip() for words in await page.words()] == ANSWERS

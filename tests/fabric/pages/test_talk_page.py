@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.browser import chromium
+from support.browser import Browser
 from support.edge.credential_rig import KeyStore
 from support.edge.live_edge import live_edge
 from support.page_rig import Script, browser, open_page, speech
@@ -28,14 +29,15 @@ ENDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def needs_chromium() -> None:
-    chromium()
+@pytest.fixture(scope="module")
+async def chrome(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Browser]:
+    async with browser(tmp_path_factory.mktemp("chrome")) as running:
+        yield running
 
 
-async def test_page_plays_each_sample_of_each_turn_once(tmp_path: Path) -> None:
+async def test_page_plays_each_sample_of_each_turn_once(chrome: Browser) -> None:
     script = Script(TURNS)
-    async with live_edge() as edge, browser(tmp_path) as chrome:
+    async with live_edge() as edge:
         edge.fabric.on_unit = script
         page = await open_page(chrome, edge.edge.address)
         await page.talk()
@@ -59,10 +61,10 @@ async def test_page_plays_each_sample_of_each_turn_once(tmp_path: Path) -> None:
 
 
 async def test_escape_silences_the_model_at_once_and_the_next_turn_is_played(
-    tmp_path: Path,
+    chrome: Browser,
 ) -> None:
     script = Script((range(1, 6), range(8, 10)))
-    async with live_edge() as edge, browser(tmp_path) as chrome:
+    async with live_edge() as edge:
         edge.fabric.on_unit = script
         page = await open_page(chrome, edge.edge.address)
         await page.talk()
@@ -89,8 +91,8 @@ async def test_escape_silences_the_model_at_once_and_the_next_turn_is_played(
         await page.end()
 
 
-async def test_page_shows_the_place_in_the_queue_and_then_talks(tmp_path: Path) -> None:
-    async with live_edge() as edge, browser(tmp_path) as chrome:
+async def test_page_shows_the_place_in_the_queue_and_then_talks(chrome: Browser) -> None:
+    async with live_edge() as edge:
         edge.fabric.is_automatic = False
         page = await open_page(chrome, edge.edge.address)
         await page.start()
@@ -108,8 +110,8 @@ async def test_page_shows_the_place_in_the_queue_and_then_talks(tmp_path: Path) 
         await page.end()
 
 
-async def test_person_leaves_the_queue_and_starts_again(tmp_path: Path) -> None:
-    async with live_edge() as edge, browser(tmp_path) as chrome:
+async def test_person_leaves_the_queue_and_starts_again(chrome: Browser) -> None:
+    async with live_edge() as edge:
         edge.fabric.is_automatic = False
         page = await open_page(chrome, edge.edge.address)
         await page.start()
@@ -126,8 +128,8 @@ async def test_person_leaves_the_queue_and_starts_again(tmp_path: Path) -> None:
         await page.end()
 
 
-async def test_each_end_has_its_sentence_and_start_works_again(tmp_path: Path) -> None:
-    async with live_edge(replace(Limits(), close_s=0.2)) as edge, browser(tmp_path) as chrome:
+async def test_each_end_has_its_sentence_and_start_works_again(chrome: Browser) -> None:
+    async with live_edge(replace(Limits(), close_s=0.2)) as edge:
         page = await open_page(chrome, edge.edge.address)
         for reason, sentence in ENDS.items():
             await page.talk()
@@ -140,8 +142,8 @@ async def test_each_end_has_its_sentence_and_start_works_again(tmp_path: Path) -
         assert not [error for error in page.tab.errors if "Exception" in error]
 
 
-async def test_full_server_is_said(tmp_path: Path) -> None:
-    async with live_edge(replace(Limits(), session_count=0)) as edge, browser(tmp_path) as chrome:
+async def test_full_server_is_said(chrome: Browser) -> None:
+    async with live_edge(replace(Limits(), session_count=0)) as edge:
         page = await open_page(chrome, edge.edge.address)
         await page.start()
         await page.until_state("ended")
@@ -172,11 +174,13 @@ async def test_insecure_address_is_explained(tmp_path: Path) -> None:
         assert await page.tab.evaluate("document.getElementById('start').disabled")
 
 
-async def test_page_asks_for_a_key_and_keeps_it_for_the_tab_only(tmp_path: Path) -> None:
+async def test_page_asks_for_a_key_and_keeps_it_for_the_tab_only(
+    chrome: Browser, tmp_path: Path
+) -> None:
     keys = KeyStore(tmp_path)
     key = keys.new().text
     credentials = CredentialSettings(api_keys=keys.path)
-    async with live_edge(credentials=credentials) as edge, browser(tmp_path) as chrome:
+    async with live_edge(credentials=credentials) as edge:
         page = await open_page(chrome, edge.edge.address)
         await page.tab.until("!document.getElementById('key-row').hidden")
         assert await page.status() == "This server asks for a key."
@@ -193,14 +197,13 @@ async def test_page_asks_for_a_key_and_keeps_it_for_the_tab_only(tmp_path: Path)
         await other.tab.until("!document.getElementById('key-row').hidden")
 
 
-async def test_page_that_loses_its_server_says_so_and_starts_again(tmp_path: Path) -> None:
-    async with browser(tmp_path) as chrome:
-        async with live_edge(replace(Limits(), drain_s=0.05, close_s=0.1)) as edge:
-            page = await open_page(chrome, edge.edge.address)
-            await page.talk()
-            edge.drain()
-            await page.until_state("ended")
-            assert await page.status() == "The server shuts down."
-        await page.start()
+async def test_page_that_loses_its_server_says_so_and_starts_again(chrome: Browser) -> None:
+    async with live_edge(replace(Limits(), drain_s=0.05, close_s=0.1)) as edge:
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        edge.drain()
         await page.until_state("ended")
-        assert await page.status() == "The server cannot be reached."
+        assert await page.status() == "The server shuts down."
+    await page.start()
+    await page.until_state("ended")
+    assert await page.status() == "The server cannot be reached."

@@ -1,0 +1,124 @@
+"""The talk page while the network, the worker or the microphone fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.browser import Browser
+from support.edge.live_edge import live_edge
+from support.fabric.fault_proxy import FaultProxy
+from support.page_rig import Page, Script, browser, open_page, speech
+from support.time_limits import WITHIN_S, until
+
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import Reason
+from duplane.fabric.v1 import session_pb2
+
+pytestmark = pytest.mark.slow
+TURNS = (range(1, 5), range(6, 9))
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+async def chrome(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Browser]:
+    async with browser(tmp_path_factory.mktemp("chrome")) as running:
+        yield running
+
+
+async def hear_all(page: Page) -> tuple[np.ndarray, np.ndarray]:
+    """Wait until both turns are played; return what was expected and what was played."""
+    await page.until_words(2)
+    expected = await page.expected([[speech(unit) for unit in turn] for turn in TURNS])
+
+    async def is_played() -> bool:
+        return bool(np.count_nonzero(await page.played()) >= np.count_nonzero(expected))
+
+    await until(is_played, WITHIN_S)
+    return expected, await page.played()
+
+
+async def test_uneven_network_makes_no_gap(chrome: Browser) -> None:
+    """Each unit comes up to 150 ms late; the delay of playback hides this."""
+    uneven = random.Random(SEED)
+    script = Script(TURNS)
+    async with live_edge() as edge, FaultProxy(edge.edge.address) as proxy:
+
+        def speak_late(unit: session_pb2.Unit) -> Sequence[session_pb2.ConverseResponse]:
+            proxy.down.delay_s = uneven.uniform(0, 0.15)
+            return script(unit)
+
+        edge.fabric.on_unit = speak_late
+        page = await open_page(chrome, proxy.address)
+        await page.talk()
+        expected, played = await hear_all(page)
+        assert "gaps in the sound" not in await page.tab.text("summary")
+        await page.end()
+        assert page.tab.errors == []
+    begin = np.flatnonzero(played)[0]
+    first = len(expected) * len(TURNS[0]) // sum(map(len, TURNS))
+    assert np.abs(played[begin : begin + first - 100] - expected[: first - 100]).max() < 1e-7
+
+
+async def test_gap_of_a_bad_network_is_counted_and_loses_nothing(chrome: Browser) -> None:
+    script = Script(TURNS)
+    async with live_edge() as edge, FaultProxy(edge.edge.address) as proxy:
+
+        def speak_late(unit: session_pb2.Unit) -> Sequence[session_pb2.ConverseResponse]:
+            proxy.down.delay_s = 0.7 if unit.sequence == 2 else 0.0
+            return script(unit)
+
+        edge.fabric.on_unit = speak_late
+        page = await open_page(chrome, proxy.address)
+        await page.talk()
+        expected, played = await hear_all(page)
+        assert "gaps in the sound 1" in await page.tab.text("summary")
+        await page.end()
+    loud = played[np.flatnonzero(played)]
+    wanted = expected[np.flatnonzero(expected)]
+    assert len(loud) == len(wanted)
+    assert np.abs(loud - wanted).max() < 1e-7
+
+
+async def test_conversation_that_moves_is_marked_and_goes_on(chrome: Browser) -> None:
+    script = Script((range(4, 5),))
+    async with live_edge(slot_count=2, continuity="worker") as edge:
+        edge.fabric.model_digest = "m"
+        edge.fabric.on_unit = script
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        first = await edge.fabric.conversation()
+        await page.tab.until("document.querySelectorAll('#units li').length >= 1")
+        first.fail(Reason.UNAVAILABLE)
+        await page.tab.until("document.querySelector('#units li.moved')")
+        await page.until_words(1)
+        assert await page.words() == ["word4 "]
+        assert await page.status() == "Speak now."
+        await page.end()
+
+
+async def test_lost_microphone_ends_the_conversation_with_a_sentence(chrome: Browser) -> None:
+    async with live_edge() as edge:
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        await page.tab.evaluate(
+            "microphones.at(-1).getTracks()[0].dispatchEvent(new Event('ended'))"
+        )
+        await page.until_state("ended")
+        assert (await page.status()).startswith("The microphone is gone")
+        await page.talk()
+        await page.end()
+
+
+async def test_lost_connection_is_said(chrome: Browser) -> None:
+    async with live_edge(replace(Limits(), close_s=0.1)) as edge:
+        async with FaultProxy(edge.edge.address) as proxy:
+            page = await open_page(chrome, proxy.address)
+            await page.talk()
+            await proxy.reset()
+            await page.until_state("ended")
+        said = "The connection to the server is lost, and the conversation with it."
+        assert await page.status() == said

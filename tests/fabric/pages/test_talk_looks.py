@@ -1,0 +1,125 @@
+"""The talk page for people who use a keyboard, a screen reader or a small screen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from support.browser import Browser
+from support.client_packages import SCRIPTS, needs_node_clients
+from support.edge.live_edge import live_edge
+from support.page_rig import Page, Script, browser, open_page
+
+from duplane.fabric.v1 import lease_pb2
+
+pytestmark = pytest.mark.slow
+AXE = SCRIPTS / "node_modules/axe-core/axe.min.js"
+RULES = """
+axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [
+  id, nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`),
+]))
+"""
+SMALL = """
+[...document.querySelectorAll("button, select, textarea, summary, a, label:has([type=checkbox])")]
+  .filter((each) => each.checkVisibility())
+  .filter((each) => {
+    const { width, height } = each.getBoundingClientRect();
+    return width < 44 || height < 44;
+  })
+  .map((each) => each.outerHTML)
+"""
+LONGEST_TABS = 40
+
+
+@pytest.fixture(scope="module")
+async def chrome(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Browser]:
+    async with browser(tmp_path_factory.mktemp("chrome")) as running:
+        yield running
+
+
+async def set_width(page: Page, width: int) -> None:
+    await page.tab.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=640,
+        deviceScaleFactor=1,
+        mobile=True,
+    )
+
+
+async def check(page: Page) -> None:
+    """Check the page as it is now, at the width of small phones."""
+    faults: list[Any] = await page.tab.evaluate(RULES)
+    assert faults == []
+    assert await page.tab.evaluate("document.documentElement.scrollWidth") <= 320
+    assert await page.tab.evaluate(SMALL) == []
+
+
+@needs_node_clients
+async def test_each_state_keeps_the_rules_of_accessibility_on_a_small_screen(
+    chrome: Browser,
+) -> None:
+    async with live_edge() as edge:
+        edge.fabric.on_unit = Script([range(1, 3)])
+        page = await open_page(chrome, edge.edge.address)
+        await set_width(page, 320)
+        await page.tab.evaluate(f"{AXE.read_text()}; true")
+        await page.until_state("idle")
+        await check(page)
+        await page.tab.evaluate("document.querySelector('details').open = true")
+        await check(page)
+        await page.tab.evaluate("document.querySelector('details').open = false")
+        edge.fabric.is_automatic = False
+        await page.start()
+        acquisition = await edge.fabric.acquisition()
+        acquisition.queued(lease_pb2.Queued(ticket_id="q_1", position=1, queue_length=1))
+        await page.until_state("queued")
+        await check(page)
+        edge.fabric.is_automatic = True
+        acquisition.grant()
+        await page.until_words(1)
+        await check(page)
+        await page.tab.evaluate("document.getElementById('mute').click()")
+        await check(page)
+        await page.end()
+        await check(page)
+
+
+async def test_conversation_needs_only_the_keyboard(chrome: Browser) -> None:
+    async with live_edge() as edge:
+        edge.fabric.on_unit = Script([range(1, 30)])
+        page = await open_page(chrome, edge.edge.address)
+        await page.until_state("idle")
+        await page.tab.press("Enter")  # nothing has the focus yet
+        await page.until_state("talking")
+        await page.until_words(1)
+        await reach(page, "interrupt")
+        await page.tab.press("Enter")
+        await page.tab.until("document.querySelector('#text p.cut')")
+        await reach(page, "start")
+        await page.tab.press("Enter")
+        await page.until_state("ended")
+        assert await focused(page) == "start"
+
+
+async def test_focus_stays_on_the_page_when_its_button_disappears(chrome: Browser) -> None:
+    async with live_edge() as edge:
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        await page.tab.evaluate("document.getElementById('mute').focus()")
+        await page.end()
+        assert await focused(page) == "start"
+
+
+async def focused(page: Page) -> str:
+    return await page.tab.evaluate("document.activeElement.id")
+
+
+async def reach(page: Page, element: str) -> None:
+    """Press Tab until an element has the focus."""
+    for _ in range(LONGEST_TABS):
+        if await focused(page) == element:
+            return
+        await page.tab.press("Tab")
+    raise AssertionError(f"{element} cannot be reached with the keyboard")
