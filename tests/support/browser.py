@@ -126,6 +126,14 @@ class Tab:
                 **(text if kind == "keyDown" else {}),
             )
 
+    async def picture(self, name: str) -> None:
+        """Write a picture of the page to the directory PICTURES, if there is one."""
+        if folder := os.environ.get("PICTURES"):
+            taken = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+            await asyncio.to_thread(
+                (Path(folder) / f"{name}.png").write_bytes, pybase64.b64decode(taken["data"])
+            )
+
     async def choose_file(self, element: str, file: Path) -> None:
         """Choose a file in the input with this id."""
         document = await self.call("DOM.getDocument")

@@ -48,12 +48,13 @@ async def set_width(page: Page, width: int) -> None:
     )
 
 
-async def check(page: Page) -> None:
+async def check(page: Page, state: str) -> None:
     """Check the page as it is now, at the width of small phones."""
     faults: list[Any] = await page.tab.evaluate(RULES)
     assert faults == []
     assert await page.tab.evaluate("document.documentElement.scrollWidth") <= 320
     assert await page.tab.evaluate(SMALL) == []
+    await page.tab.picture(f"talk-{state}-small")
 
 
 @needs_node_clients
@@ -66,24 +67,27 @@ async def test_each_state_keeps_the_rules_of_accessibility_on_a_small_screen(
         await set_width(page, 320)
         await page.tab.evaluate(f"{AXE.read_text()}; true")
         await page.until_state("idle")
-        await check(page)
+        await check(page, "idle")
         await page.tab.evaluate("document.querySelector('details').open = true")
-        await check(page)
+        await check(page, "settings")
         await page.tab.evaluate("document.querySelector('details').open = false")
         edge.fabric.is_automatic = False
         await page.start()
         acquisition = await edge.fabric.acquisition()
         acquisition.queued(lease_pb2.Queued(ticket_id="q_1", position=1, queue_length=1))
         await page.until_state("queued")
-        await check(page)
+        await check(page, "queued")
         edge.fabric.is_automatic = True
         acquisition.grant()
         await page.until_words(1)
-        await check(page)
+        await page.tab.call("Emulation.clearDeviceMetricsOverride")
+        await page.tab.picture("talk-talking")
+        await set_width(page, 320)
+        await check(page, "talking")
         await page.tab.evaluate("document.getElementById('mute').click()")
-        await check(page)
+        await check(page, "muted")
         await page.end()
-        await check(page)
+        await check(page, "ended")
 
 
 async def test_conversation_needs_only_the_keyboard(chrome: Browser) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pybase64
 import pytest
@@ -73,6 +74,14 @@ async def test_wheel_without_extras_talks_with_the_client_library(
         code, error = await asyncio.to_thread(run, programs / "duplane", *talk)
         assert code == 0, error
     await fabric.all_free()
+
+
+async def test_wheel_has_the_page_and_the_client_that_it_loads(fabric: RealFabric) -> None:
+    async with aiohttp.ClientSession() as client:
+        for path in ("/", "/pages/talk/talk.js", "/pages/client/session.js"):
+            async with client.get(f"http://{fabric.edge}{path}") as answer:
+                assert answer.status == 200
+                assert len(await answer.read()) > 1000
 
 
 async def test_video_in_a_chat_is_refused_with_what_is_missing(fabric: RealFabric) -> None:
