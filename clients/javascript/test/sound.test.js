@@ -20,6 +20,20 @@ test("sound above the new rate is removed", () => {
   assert.ok(largest(middle(new Resampler(48000).add(tone(48000, 10000)))) < 1e-4);
 });
 
+for (const to of [16000, 44100, 48000]) {
+  test(`sound at 24 kHz becomes ${to} Hz, to its last sample`, () => {
+    const resampler = new Resampler(24000, to);
+    const made = Float32Array.from([...resampler.add(tone(24000, 440)), ...resampler.tail()]);
+    assert.equal(made.length, to / 4);
+    const exact = tone(to, 440);
+    assert.ok(largest(middle(made.map((sample, at) => sample - exact[at]))) < 1e-3);
+  });
+}
+
+test("sound that needs no other rate has no tail", () => {
+  assert.equal(new Resampler(24000, 24000).tail().length, 0);
+});
+
 test("pieces join without a click", () => {
   const sound = tone(44100, 1000, 0.1);
   const stream = new Resampler(44100);

@@ -178,23 +178,28 @@ async def test_page_asks_for_a_key_and_keeps_it_for_the_tab_only(
     chrome: Browser, tmp_path: Path
 ) -> None:
     keys = KeyStore(tmp_path)
-    key = keys.new().text
+    key = keys.new()
     credentials = CredentialSettings(api_keys=keys.path)
     async with live_edge(credentials=credentials) as edge:
         page = await open_page(chrome, edge.edge.address)
         await page.tab.until("!document.getElementById('key-row').hidden")
         assert await page.status() == "This server asks for a key."
-        await page.give_key(f"{key[:-1]}x")
+        await page.give_key(f"{key.text[:-1]}x")
         await page.tab.until(
             "document.getElementById('status').textContent.includes('does not accept')"
         )
-        await page.give_key(key)
+        await page.give_key(key.text)
         await page.talk()
         await page.end()
-        assert not [address for address in page.tab.addresses if key in address]
+        assert not [address for address in page.tab.addresses if key.text in address]
         assert await page.tab.evaluate("JSON.stringify(localStorage)") == "{}"
         other = await open_page(chrome, edge.edge.address)
         await other.tab.until("!document.getElementById('key-row').hidden")
+        keys.remove(key)
+        await edge.edge.reload()
+        await page.start()
+        await page.tab.until("!document.getElementById('key-row').hidden")
+        assert await page.status() == "The server does not accept this key."
 
 
 async def test_page_that_loses_its_server_says_so_and_starts_again(chrome: Browser) -> None:

@@ -38,6 +38,7 @@ async function open(constraints) {
 export class Camera {
   #video;
   #stream = null;
+  #isClosed = false;
 
   /** `video` is the element that shows the camera. */
   constructor(video) {
@@ -48,6 +49,10 @@ export class Camera {
   async open(deviceId) {
     const wanted = deviceId ? { deviceId: { exact: deviceId } } : { facingMode: "user" };
     this.#stream = await open({ video: { ...wanted, width: { ideal: 640 } } });
+    if (this.#isClosed) {
+      this.close(); // the person has left before the browser's question was answered
+      return;
+    }
     this.#video.srcObject = this.#stream;
     this.#video.hidden = false;
     await this.#video.play();
@@ -65,6 +70,7 @@ export class Camera {
   }
 
   close() {
+    this.#isClosed = true;
     stop(this.#stream);
     this.#stream = null;
     this.#video.srcObject = null;

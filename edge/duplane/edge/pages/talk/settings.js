@@ -22,6 +22,8 @@ export class KeyError extends Error {}
 export class Settings {
   #defaults = { playback_delay_ms: 200, records: null };
   #presets = [];
+  isLoaded = false;
+  onMicrophone = () => {}; // called if the person chooses another one
 
   constructor() {
     const kept = stored();
@@ -31,12 +33,16 @@ export class Settings {
     find("settings").addEventListener("change", () => this.#store());
     find("settings").addEventListener("submit", (event) => event.preventDefault());
     find("preset").addEventListener("change", () => this.#usePreset());
+    for (const id of ["microphone", "echo", "noise", "gain"]) {
+      find(id).addEventListener("change", () => this.onMicrophone());
+    }
     find("speaker-row").hidden = !("setSinkId" in AudioContext.prototype);
   }
 
-  /** Ask the server what it offers. Throws KeyError, and TypeError if it does not answer. */
+  /** Ask the server what it offers. Throws KeyError, and Error with a sentence. */
   async load() {
     this.#defaults = await ask("/api/frontend_defaults");
+    this.isLoaded = true;
     find("key-row").hidden = true;
     this.#showConsent();
     const presets = await ask("/api/presets");
@@ -211,8 +217,15 @@ async function voiceOf(file) {
 async function ask(path) {
   const key = sessionStorage.getItem(KEY_STORE);
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const answer = await fetch(path, { headers });
-  if (answer.status === 401) throw new KeyError(key ? "The server does not accept this key." : "");
+  let answer;
+  try {
+    answer = await fetch(path, { headers });
+  } catch {
+    throw new Error("The server cannot be reached.");
+  }
+  if (answer.status === 401) {
+    throw new KeyError(key ? "The server does not accept this key." : "This server asks for a key.");
+  }
   if (!answer.ok) throw new Error(`The server refuses ${path} with status ${answer.status}.`);
   return answer.json();
 }

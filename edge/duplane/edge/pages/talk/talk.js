@@ -21,7 +21,6 @@ let forget = () => {};
 
 /** One conversation, from the click on Start to its end. */
 class Talk {
-  #view = view;
   #leaving = new AbortController();
   #sound;
   #delay = new Delay(settings.firstDelayMs, settings.delayMs);
@@ -59,6 +58,11 @@ class Talk {
     this.#replay = new Replay(this.#sound.rate);
   }
 
+  /** Whether the conversation has begun, or whether it was refused before. */
+  get hasBegun() {
+    return this.#begunAt > 0;
+  }
+
   /** Hold the conversation. Returns the sentence that says how it ended. */
   async run() {
     try {
@@ -75,13 +79,7 @@ class Talk {
 
   async #begin() {
     this.#show("asking", "The browser asks whether it may use the microphone.");
-    const asked = openMicrophone(settings.microphone);
-    // The person may answer the browser's question after the click on Cancel.
-    asked.then((stream) => this.#isOver && stop(stream)).catch(() => {});
-    this.#microphone = await this.#unlessLeft(asked);
-    for (const track of this.#microphone.getTracks()) {
-      track.onended = () => this.leave("The microphone is gone: connect it, then start again.");
-    }
+    this.#microphone = await this.#openMicrophone();
     if (settings.hasCamera) await this.#unlessLeft(this.#camera.open(settings.camera));
     await settings.listDevices();
     await this.#sound.open(this.#microphone, settings.speaker);
@@ -100,6 +98,31 @@ class Talk {
     this.#ticking = setInterval(() => this.#tick(), 1000);
     this.#tick();
     this.#show("talking", SPEAK);
+  }
+
+  async #openMicrophone() {
+    const asked = openMicrophone(settings.microphone);
+    // The person may answer the browser's question after the click on Cancel.
+    asked.then((stream) => this.#isOver && stop(stream)).catch(() => {});
+    const stream = await this.#unlessLeft(asked);
+    for (const track of stream.getTracks()) {
+      track.onended = () => this.leave("The microphone is gone: connect it, then start again.");
+    }
+    return stream;
+  }
+
+  /** Use the microphone that the settings name now. */
+  async changeMicrophone() {
+    if (this.#state !== "talking") return;
+    try {
+      const stream = await this.#openMicrophone();
+      if (this.#isOver) return;
+      stop(this.#microphone);
+      this.#microphone = stream;
+      this.#sound.record(stream);
+    } catch (error) {
+      view.say(error.message);
+    }
   }
 
   #unlessLeft(promise) {
@@ -300,13 +323,17 @@ class Talk {
     if (this.#replay.isEmpty) return;
     const recording = this.#session.created?.recording_session_id ?? null;
     const facts = { session: this.#session.created?.session_id ?? null, recording };
-    forget = this.#view.offer(this.#replay.toWav(), this.#replay.toJson(facts), recording);
+    forget = view.offer(this.#replay.toWav(), this.#replay.toJson(facts), recording);
   }
 }
 
 // --- the page ---
 
 async function start() {
+  if (!settings.isLoaded) {
+    await load();
+    return;
+  }
   const refusal = settings.refusal;
   if (refusal) {
     view.say(refusal);
@@ -316,8 +343,19 @@ async function start() {
   view.clear();
   talk = new Talk();
   const sentence = await talk.run();
+  const { hasBegun } = talk;
   talk = null;
   view.state("ended", sentence);
+  if (hasBegun) return;
+  // A refused upgrade does not say why: maybe the key has ended.
+  await settings.load().catch((error) => {
+    if (error instanceof KeyError && !talk) askForKey(error);
+  });
+}
+
+function askForKey(error) {
+  view.refuse(error.message, "");
+  settings.askForKey(load);
 }
 
 async function load() {
@@ -334,18 +372,15 @@ async function load() {
     await settings.listDevices();
     view.state("idle", "Press Start and speak.");
   } catch (error) {
-    if (error instanceof KeyError) {
-      view.refuse(error.message || "This server asks for a key.", "");
-      settings.askForKey(load);
-    } else {
-      view.state("idle", "The server does not answer: Start tries it again.");
-    }
+    if (error instanceof KeyError) askForKey(error);
+    else view.state("idle", `${error.message} Start tries again.`);
   }
 }
 
 view.start.addEventListener("click", () => (talk ? talk.leave() : start()));
 view.interrupt.addEventListener("click", () => talk?.interrupt());
 view.mute.addEventListener("click", () => talk?.mute());
+settings.onMicrophone = () => talk?.changeMicrophone();
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && talk) {
     event.preventDefault();
