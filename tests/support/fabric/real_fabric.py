@@ -67,7 +67,10 @@ class RealFabric:
             logging = asyncio.create_task(_read_log(up.stderr, log))
             try:
                 line = (await up.stdout.readline()).decode()
-                ready = re.search(r"ws://(\S+?)/\S* \S* grpc://(\S+)", line)
+                ready = re.match(
+                    r"duplane is ready: http://localhost:\d+/ ws://(\S+?)/\S* \S* grpc://(\S+)",
+                    line,
+                )
                 assert ready, line
                 assert checkpoint != "random" or "mean nothing" in line
                 yield cls(up, ready[1], ready[2], spans, log)

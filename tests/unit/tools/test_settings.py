@@ -258,6 +258,7 @@ def test_all_processes_together_pass_flags_on_to_the_edge(run: Run) -> None:
     assert edge.allowed_origins == origins
     assert edge.credentials.auth == "none"
     assert run("edge", *edge_flags(UpSettings())) == run("edge")
+    assert run("edge", *edge_flags(UpSettings(tls_self_signed=True))).tls_self_signed
 
 
 def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def own_names(hosts: Sequence[str]) -> _Names:
     machine = socket.gethostname().lower()
     names = {"localhost", machine, f"{machine.partition('.')[0]}.local"}
     addresses: set[IPv4Address | IPv6Address] = {IPv4Address("127.0.0.1"), IPv6Address("::1")}
-    addresses.update(_outgoing_addresses())
+    addresses.update(outgoing_addresses())
     for host in hosts:
         address = parse_ip(host)
         if address is None:
@@ -83,7 +83,7 @@ def own_names(hosts: Sequence[str]) -> _Names:
     ]
 
 
-def _outgoing_addresses() -> Iterator[IPv4Address | IPv6Address]:
+def outgoing_addresses() -> Iterator[IPv4Address | IPv6Address]:
     """Yield the addresses from which this machine reaches others."""
     for family, far in _FAR:
         with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
 from duplane.edge.start_check import check_clients
+from duplane.edge.transport.self_signed import outgoing_addresses
 from duplane.fabric import process
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
@@ -167,6 +168,8 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
             f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
             f" ({fabric.slot_count} slots{note})\n"
         )
+        if settings.tls_self_signed:
+            show(_advice_for_phones(parse_address(fabric.edge, "address")))
         if fabric.metrics:
             urls = " ".join(f"http://{address}/metrics" for address in fabric.metrics)
             show(f"metrics of edge, scheduler and workers: {urls}\n")
@@ -185,8 +188,20 @@ def _host_for_pages(address: str) -> str:
     Without TLS they give a page the microphone only at localhost.
     """
     listened = parse_address(address, "address")
-    is_local = listened.is_loopback or listened.host in ("0.0.0.0", "::")
+    is_local = listened.is_loopback or listened.is_any
     return str(Address("localhost", listened.port)) if is_local else address
+
+
+def _advice_for_phones(listened: Address) -> str:
+    """Return a line that says how phones reach an edge with a certificate of its own."""
+    hosts = [listened.host]
+    if listened.is_any:
+        hosts = [str(address) for address in outgoing_addresses() if address.version == 4]
+    address = Address(hosts[0] if hosts else listened.host, listened.port)
+    return (
+        f"phones of this network install https://{address}/ca.pem once, then open"
+        f" https://{address}/\n"
+    )
 
 
 def _show_text(text: str) -> None:

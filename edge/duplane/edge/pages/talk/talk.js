@@ -363,7 +363,7 @@ async function load() {
     const advice =
       "The browser gives a page the microphone only at https:// addresses and at localhost. Open the" +
       " page on the server's own machine, tunnel its port (ssh -L 8006:localhost:8006 HOST), or start" +
-      " the server with --tls-self-signed.";
+      " the server with --tls-self-signed, and with --api-keys or --auth none.";
     view.refuse("This address is not secure, so the page gets no microphone.", advice);
     return;
   }
