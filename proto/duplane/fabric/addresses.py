@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 _ADDRESS = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:\[\]/]+):(?P<port>[0-9]{1,5})", re.ASCII)
 _MAX_PORT = 65_535
 _RESOLVE_TIMEOUT_S = 5.0
+# Where nobody answers. Nothing is sent there: the system only says from which address it would.
+_FAR = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,15 @@ def is_this_machine(ip: IPv4Address | IPv6Address) -> bool:
         except OSError:
             return False
     return True
+
+
+def outgoing_addresses() -> Iterator[IPv4Address | IPv6Address]:
+    """Yield the addresses from which this machine reaches others."""
+    for family, far in _FAR:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            if address := parse_ip(str(probe.getsockname()[0])):
+                yield address
 
 
 def parse_ip(text: str) -> IPv4Address | IPv6Address | None:

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
@@ -23,7 +23,7 @@ from typing import Final
 
 from cryptography import x509
 
-from duplane.fabric.addresses import parse_ip
+from duplane.fabric.addresses import outgoing_addresses, parse_ip
 from duplane.fabric.secret_files import check_secret_files
 from duplane.fabric.tls.certificates import CA_FILE, CHAIN_FILE, KEY_FILE
 from duplane.fabric.tls.issuing import CA_KEY_FILE, Authority, replace, write_secret
@@ -34,8 +34,6 @@ LEAF_LIFE: Final = timedelta(days=397)  # phones accept no longer life
 _RENEWED_BEFORE: Final = timedelta(days=90)
 _LOCK: Final = ".lock"
 _NAME: Final = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*")
-# Where nobody answers. Nothing is sent there: the system only says from which address it would.
-_FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _PRIVATE: Final = (
     *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
     *("::1/128", "fc00::/7", "fe80::/10"),
@@ -81,15 +79,6 @@ def own_names(hosts: Sequence[str]) -> _Names:
         *(x509.DNSName(name) for name in sorted(names) if _NAME.fullmatch(name.removeprefix("*."))),
         *(x509.IPAddress(address) for address in sorted(addresses, key=str)),
     ]
-
-
-def outgoing_addresses() -> Iterator[IPv4Address | IPv6Address]:
-    """Yield the addresses from which this machine reaches others."""
-    for family, far in _FAR:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            probe.connect((far, 9))
-            if address := parse_ip(str(probe.getsockname()[0])):
-                yield address
 
 
 def ensure(directory: Path, names: _Names, now: datetime | None = None) -> SelfSigned:

@@ -18,9 +18,8 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
 from duplane.edge.start_check import check_clients
-from duplane.edge.transport.self_signed import outgoing_addresses
 from duplane.fabric import process
-from duplane.fabric.addresses import Address, parse_address
+from duplane.fabric.addresses import Address, outgoing_addresses, parse_address
 from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
 from duplane.fabric.settings import LogFormat, LogLevel, Names, PositiveInt, check_bounds
 from duplane.tools import servers
