@@ -12,11 +12,13 @@ import orjson
 import pybase64
 import pytest
 import soundfile
+from aiohttp import web
 from support.browser import Browser
 from support.edge.live_edge import live_edge
 from support.page_rig import Script, browser, open_page, speech
 from support.time_limits import WITHIN_S, until
 
+from duplane.edge.access import Caller, CallerKind
 from duplane.edge.recording.settings import Consent, RecordingSettings
 
 pytestmark = pytest.mark.slow
@@ -82,6 +84,30 @@ async def test_server_that_records_asks_first(
         said = await page.tab.text("recorded")
         assert said.startswith("The server has recorded this conversation as ")
         assert recorded_count(tmp_path) == 1
+
+
+class RecordedTenant:
+    """Takes each request for that of a tenant whose sessions must be recorded."""
+
+    async def authenticate(self, request: web.Request) -> Caller:
+        return Caller(CallerKind.TENANT, tenant="acme", credential="k1", may_record=True)
+
+
+async def test_nothing_is_recorded_against_the_will_of_the_person(
+    chrome: Browser, tmp_path: Path
+) -> None:
+    """The key demands recording, and the person has not agreed."""
+    recording = RecordingSettings(tmp_path, max_age_s=math.inf)
+    async with live_edge(recording=recording, authenticator=RecordedTenant()) as edge:
+        page = await open_page(chrome, edge.edge.address)
+        await page.start()
+        await page.until_state("ended")
+        assert (await page.status()).startswith("With this key, the server records")
+        assert not [event for _, event in page.tab.frames if event["type"] == "input.append"]
+        await page.tab.click("consent")
+        await page.talk()
+        assert await page.tab.text("advice") == "The server records this conversation."
+        await page.end()
 
 
 async def test_settings_reach_the_model_and_stay_until_the_next_visit(chrome: Browser) -> None:

@@ -112,8 +112,13 @@ export class Settings {
 
   /** Why the conversation may not begin; empty if it may. */
   get refusal() {
-    const mustAgree = this.#defaults.records === "always" && !find("consent").checked;
+    const mustAgree = this.#defaults.records === "always" && !this.hasConsent;
     return mustAgree ? "This server records each conversation: agree to it, or do not start." : "";
+  }
+
+  /** Whether the person agrees that the server records the conversation. */
+  get hasConsent() {
+    return find("consent").checked;
   }
 
   get microphone() {
@@ -154,7 +159,7 @@ export class Settings {
   get url() {
     const url = new URL("/v1/realtime", location.href);
     const { records } = this.#defaults;
-    if (records) url.searchParams.set("recording", find("consent").checked ? "on" : "off");
+    if (records) url.searchParams.set("recording", this.hasConsent ? "on" : "off");
     return url.href;
   }
 

@@ -12,6 +12,8 @@ const LATE_MS = 1000; // a unit that takes longer than it lasts is late
 const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
 
 const SPEAK = "Speak now.";
+const RECORDED =
+  "With this key, the server records each conversation: agree to it in the page, or do not start.";
 const MOVING = "The conversation moves to another worker.";
 
 const view = new View();
@@ -151,6 +153,9 @@ class Talk {
       this.#show("opening", "The model prepares itself.");
     }
     if (event.type === "session.moving") this.#warn(MOVING, true);
+    // A key can demand recording, whatever the person has chosen. No sound is sent yet.
+    if (event.recording && !settings.hasConsent) this.leave(RECORDED);
+    else if (event.recording) view.advise("The server records this conversation.");
     const { metrics, cost_all_ms: cost } = event;
     this.#serverMs = metrics?.wall_clock_ms ?? cost ?? null;
   }
