@@ -8,7 +8,6 @@ import { Delay, Sound } from "./sound.js";
 import { ENDS, View, duration, milliseconds, sentenceOf } from "./view.js";
 
 const UNIT_PIECES = 5; // a unit is one second, a piece 200 ms
-const LATE_MS = 1000; // a unit that takes longer than it lasts is late
 const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
 
 const SPEAK = "Speak now.";
@@ -167,7 +166,8 @@ class Talk {
     this.#warn("No sound comes from the microphone.", lost > SILENT_S);
     const pictures = this.#pictures();
     if (!this.#session.send(sound, { pictures })) {
-      view.facts({ "not sent": `${this.#session.droppedSends} × 200 ms: the network is slow` });
+      const count = this.#session.droppedSends;
+      if (count > 0) view.facts({ "not sent": `${count} × 200 ms: the network is slow` });
       return;
     }
     this.#ends.push(end);
@@ -204,6 +204,7 @@ class Talk {
   /** End the conversation, or leave the queue. */
   leave(reason = "") {
     this.#reason ||= reason || (this.#state === "queued" ? "You have left the queue." : ENDS.user_stop);
+    this.#state = "ending";
     if (this.#session) this.#session.close();
     this.#leaving.abort();
   }
@@ -247,7 +248,7 @@ class Talk {
       if (this.#turnMs === null) this.#turnMs = latencyMs;
       else this.#delay.add(latencyMs, this.#turnMs);
     }
-    this.#showUnit(unit);
+    view.unit(unit);
     view.facts({
       units: index + 1,
       "answer after": milliseconds(latencyMs),
@@ -256,23 +257,13 @@ class Talk {
     });
   }
 
-  #showUnit(unit) {
-    const kinds = [unit.speaks ? "speaks" : "listens"];
-    if (unit.latencyMs > LATE_MS) kinds.push("late");
-    if (unit.droppedUnits > 0) kinds.push("dropped");
-    if (unit.hasMoved) kinds.push("moved");
-    const heard = unit.heardMs === null ? "" : `, heard after ${milliseconds(unit.heardMs)}`;
-    const title = `Unit ${unit.index}: ${kinds.join(", ")}, ${milliseconds(unit.latencyMs)}${heard}`;
-    view.unit(unit.index, kinds, title);
-  }
-
   #heard(id, frame) {
     this.#replay.heard(id, frame);
     const unit = this.#units.get(id);
     const sent = this.#ends[UNIT_PIECES * (id + this.#droppedUnits + 1) - 1];
     if (!unit || sent === undefined) return;
     unit.heardMs = this.#ms(frame - sent) + (this.#sound.outputMs ?? 0);
-    this.#showUnit(unit);
+    view.unit(unit);
     view.facts({ "heard after": milliseconds(unit.heardMs) });
   }
 

@@ -9,6 +9,7 @@ import {
 } from "../client/errors.js";
 
 const MAX_UNITS = 120; // squares in the strip; older ones are removed
+const LATE_MS = 1000; // a unit that takes longer than it lasts is late
 const MAX_TURNS = 200; // in the text; older ones are removed
 
 const find = (id) => document.getElementById(id);
@@ -92,8 +93,13 @@ export class View {
     this.advise("");
   }
 
-  /** Show a unit in the strip: `kinds` are classes of talk.css, such as "speaks" and "late". */
-  unit(index, kinds, title) {
+  /** Show a unit in the strip, also after its facts have changed. */
+  unit({ index, speaks, latencyMs, heardMs, droppedUnits, hasMoved }) {
+    const kinds = [speaks ? "speaks" : "listens"]; // classes of talk.css
+    if (latencyMs > LATE_MS) kinds.push("late");
+    if (droppedUnits > 0) kinds.push("dropped");
+    if (hasMoved) kinds.push("moved");
+    const heard = heardMs === null ? "" : `, heard after ${milliseconds(heardMs)}`;
     let square = this.#squares.get(index);
     if (!square) {
       square = document.createElement("li");
@@ -106,7 +112,7 @@ export class View {
       }
     }
     square.className = kinds.join(" ");
-    square.title = title;
+    square.title = `Unit ${index}: ${kinds.join(", ")}, ${milliseconds(latencyMs)}${heard}`;
     this.#units.scrollLeft = this.#units.scrollWidth;
   }
 
