@@ -44,6 +44,11 @@ if (ask) {
     return stream;
   };
 }
+// The frame at which a key was pressed.
+addEventListener("keydown", () => {
+  if (!window.context) return;
+  window.keyFrame = window.context.currentTime * window.context.sampleRate;
+}, true);
 const Node = AudioWorkletNode;
 window.AudioWorkletNode = class extends Node {
   constructor(context, name, options) {

@@ -8,6 +8,7 @@ const OUTPUT_RATE = 24000;
 const PIECE = INPUT_RATE / 5; // samples that are sent at once: 200 ms
 const RESUME_MS = 3000; // a browser without a sound device never begins
 const STALL_MS = 2000;
+const MAX_LAGS = 100; // pieces that wait to be played; a piece lasts about a second
 
 /** Thrown if the page can have no sound. The message is a sentence for the person. */
 export class SoundError extends Error {}
@@ -62,7 +63,8 @@ class Pieces {
 /**
  * The sound of one conversation. Callbacks:
  *   onPiece({sound, end, lost}): 200 ms of the microphone at 16 kHz; `end` is the frame of its end.
- *   onHeard(id, frame): a piece of the model's sound begins.  onCut({cut, dropped, frame}): flushed.
+ *   onHeard(id, frame): a piece of the model's sound begins.
+ *   onCut([{id, played}]): only so many frames of these pieces are heard.
  *   onUnderrun(ms), onInputLevel(level), onOutputLevel(level), onStall(isStalled).
  */
 export class Sound {
@@ -74,7 +76,8 @@ export class Sound {
   #input = null; // resampler of the microphone
   #pieces = new Pieces();
   #lost = 0;
-  #output = null; // resampler of the turn
+  #output = null; // of the turn: {resampler, given, made}, the last two in samples
+  #lags = new Map(); // id -> frames of a piece that belong to the one before
   #isMuted = false;
   #watch = 0;
 
@@ -163,8 +166,14 @@ export class Sound {
 
   /** Play float32 samples at 24 kHz. The first ones of a turn wait for `delayMs`. */
   play(id, samples, delayMs) {
-    this.#output ??= new Resampler(OUTPUT_RATE, this.rate);
-    const sound = this.#output.add(samples);
+    this.#output ??= { resampler: new Resampler(OUTPUT_RATE, this.rate), given: 0, made: 0 };
+    const turn = this.#output;
+    const sound = turn.resampler.add(samples);
+    // The resampler needs later samples, so each piece ends a bit before the sound that made it.
+    this.#lags.set(id, (turn.given * this.rate) / OUTPUT_RATE - turn.made);
+    if (this.#lags.size > MAX_LAGS) this.#lags.delete(this.#lags.keys().next().value);
+    turn.given += samples.length;
+    turn.made += sound.length;
     if (sound.length === 0) return;
     const delay = Math.round((delayMs / 1000) * this.rate);
     this.#playback.port.postMessage({ id, sound, delay });
@@ -173,7 +182,7 @@ export class Sound {
   /** A turn is complete: play it to its end. */
   end() {
     if (!this.#output) return;
-    this.#playback.port.postMessage({ tail: this.#output.tail() });
+    this.#playback.port.postMessage({ tail: this.#output.resampler.tail() });
     this.#output = null;
   }
 
@@ -184,10 +193,17 @@ export class Sound {
   }
 
   #played(data) {
-    if (data.cut) this.#calls.onCut(data);
-    else if (data.underrun !== undefined) this.#calls.onUnderrun((data.underrun / this.rate) * 1000);
+    if (data.cut) {
+      this.#calls.onCut(
+        data.cut.map(({ id, played }) => ({ id, played: Math.max(0, played - this.#lag(id)) })),
+      );
+    } else if (data.underrun !== undefined) this.#calls.onUnderrun((data.underrun / this.rate) * 1000);
     else if (data.level !== undefined) this.#calls.onOutputLevel(data.level);
-    else this.#calls.onHeard(data.id, data.frame);
+    else this.#calls.onHeard(data.id, data.frame + this.#lag(data.id));
+  }
+
+  #lag(id) {
+    return this.#lags.get(id) ?? 0;
   }
 
   // A context can stop without a change of its state.

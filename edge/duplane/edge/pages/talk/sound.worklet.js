@@ -80,20 +80,18 @@ class Playback extends AudioWorkletProcessor {
     const [first] = this.#pieces;
     const hasBegun = first && first.at > 0;
     let filled = 0;
-    let dropped = 0;
     const cut = []; // {id, played: samples that are heard}
     for (const { id, sound, at } of this.#pieces) {
       const count = hasBegun ? Math.min(sound.length - at, faded.length - filled) : 0;
       faded.set(sound.subarray(at, at + count), filled);
       filled += count;
-      dropped += sound.length - at - count;
       if (id !== null) cut.push({ id, played: at + count });
     }
     for (let at = 0; at < filled; at += 1) faded[at] *= 1 - at / filled;
     this.#pieces = filled ? [{ id: null, sound: faded.subarray(0, filled), from: 0, at: 0 }] : [];
     this.#isOpen = false;
     this.#emptySince = null;
-    this.port.postMessage({ cut, dropped, frame: currentFrame + filled });
+    this.port.postMessage({ cut });
   }
 
   process(_, [channels]) {

@@ -280,8 +280,8 @@ class Talk {
     this.#turnMs = null;
   }
 
-  #cut({ cut }) {
-    for (const { id, played } of cut) this.#replay.cut(id, played);
+  #cut(pieces) {
+    for (const { id, played } of pieces) this.#replay.cut(id, played);
   }
 
   #underrun() {

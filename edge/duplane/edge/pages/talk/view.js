@@ -116,12 +116,9 @@ export class View {
     this.#units.scrollLeft = this.#units.scrollWidth;
   }
 
-  /** Show facts below the strip; null removes one. */
+  /** Show facts below the strip. */
   facts(facts) {
-    for (const [name, value] of Object.entries(facts)) {
-      if (value === null) this.#facts.delete(name);
-      else this.#facts.set(name, value);
-    }
+    for (const [name, value] of Object.entries(facts)) this.#facts.set(name, value);
     const parts = [...this.#facts].map(([name, value]) => `${name} ${value}`);
     find("summary").textContent = parts.join(" · ");
   }
