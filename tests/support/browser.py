@@ -48,14 +48,18 @@ def chromium() -> str:
     pytest.skip("Chromium is not installed")
 
 
-def microphone_file(sound: Path, folder: Path, padding_s: float = 0.0) -> Path:
-    """Return a copy of a sound file as Chromium plays it in place of a microphone."""
+def microphone_file(sound: Path, folder: Path, before_s: float, after_s: float) -> Path:
+    """Return a sound file, with silence before and after, for the microphone of Chromium.
+
+    Chromium begins to play it when a page gets the microphone.
+    """
     samples, rate = soundfile.read(sound, dtype="float32")
     target = folder / f"microphone-{sound.stem}.wav"
     resampled = soxr.resample(samples, rate, MICROPHONE_RATE)
     with soundfile.SoundFile(target, "w", MICROPHONE_RATE, 1, "PCM_16") as file:
+        file.write(np.zeros(round(before_s * MICROPHONE_RATE), np.float32))
         file.write(resampled)
-        file.write(np.zeros(round(padding_s * MICROPHONE_RATE), np.float32))
+        file.write(np.zeros(round(after_s * MICROPHONE_RATE), np.float32))
     return target
 
 
@@ -97,10 +101,10 @@ class Tab:
         await self.until("document.readyState === 'complete'")
 
     async def until(self, condition: str, within_s: float = WITHIN_S) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true. It may be an element, which is true."""
 
         async def is_true() -> bool:
-            return bool(await self.evaluate(condition))
+            return await self.evaluate(f"Boolean({condition})")
 
         await until(is_true, within_s)
 

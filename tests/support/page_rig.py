@@ -18,10 +18,20 @@ from duplane.fabric.v1 import session_pb2
 
 QUESTIONS = ROOT / "tools/duplane/tools/talk/samples/questions.wav"
 ANSWER_RATE = 24_000
+Sound = np.ndarray[Any, np.dtype[np.float32]]
 TAP = b"""
 registerProcessor("tap", class extends AudioWorkletProcessor {
+  #sound = new Float32Array(4096);
+  #filled = 0;
+
   process([[channel]]) {
-    if (channel) this.port.postMessage({ frame: currentFrame, sound: channel.slice() });
+    if (!channel) return true;
+    this.#sound.set(channel, this.#filled);
+    this.#filled += channel.length;
+    if (this.#filled < this.#sound.length) return true;
+    const end = currentFrame + channel.length;
+    this.port.postMessage({ frame: end - this.#filled, sound: this.#sound.slice() });
+    this.#filled = 0;
     return true;
   }
 });
@@ -29,6 +39,8 @@ registerProcessor("tap", class extends AudioWorkletProcessor {
 # What the page plays and offers, and its microphones, are kept where a test finds them.
 OBSERVE = """
 window.played = [];
+window.loudCount = 0; // samples that are not 0
+window.lateS = 0; // how much later sound of a turn came than it would be due without a delay
 window.offered = [];
 window.microphones = [];
 const offer = URL.createObjectURL;
@@ -55,9 +67,22 @@ window.AudioWorkletNode = class extends Node {
     super(context, name, options);
     if (name !== "playback") return;
     window.context = context;
+    const post = this.port.postMessage.bind(this.port);
+    let dueS = null; // when the next sound of the running turn is due
+    this.port.postMessage = (message) => {
+      if (message.sound) {
+        dueS ??= context.currentTime;
+        window.lateS = Math.max(window.lateS, context.currentTime - dueS);
+        dueS += message.sound.length / context.sampleRate;
+      } else dueS = null;
+      post(message);
+    };
     context.audioWorklet.addModule("/pages/tap.js").then(() => {
       const tap = new Node(context, "tap", { numberOfOutputs: 0 });
-      tap.port.onmessage = ({ data }) => window.played.push(data);
+      tap.port.onmessage = ({ data }) => {
+        window.played.push(data);
+        for (const level of data.sound) window.loudCount += level !== 0;
+      };
       this.connect(tap);
     });
   }
@@ -97,7 +122,7 @@ window.encodeBytes = (buffer) => {
 """
 
 
-def floats(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+def floats(text: str) -> Sound:
     return np.frombuffer(pybase64.b64decode(text), np.float32)
 
 
@@ -113,6 +138,14 @@ def speech(seed: int) -> bytes:
     """Return one second of noise, which differs from that of any other seed."""
     noise = np.random.default_rng(seed).uniform(-0.5, 0.5, ANSWER_RATE)
     return noise.astype("<f4").tobytes()
+
+
+def check_each_sample_once(expected: Sound, played: Sound) -> None:
+    """Check that nothing was lost, played twice or changed. Gaps do not matter."""
+    loud = played[np.flatnonzero(played)]
+    wanted = expected[np.flatnonzero(expected)]
+    assert len(loud) == len(wanted)
+    assert np.abs(loud - wanted).max() < 1e-7
 
 
 class Script:
@@ -136,6 +169,7 @@ class Script:
                     ),
                     end_of_turn=unit.sequence == turn[-1],
                 )
+        delta.state_change.SetInParent()  # so that the conversation can move
         return [session_pb2.ConverseResponse(delta=delta)]
 
 
@@ -200,7 +234,11 @@ class Page:
 
         await until(is_there, within_s)
 
-    async def played(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    async def until_loud(self, count: int) -> None:
+        """Wait until so many samples that are not 0 were played."""
+        await self.tab.until(f"window.loudCount >= {count}")
+
+    async def played(self) -> Sound:
         """Return all samples that were played, with the silence."""
         await self.tab.evaluate(ENCODE)
         return floats(await self.tab.evaluate("encode(window.played.map(({ sound }) => sound))"))
@@ -211,7 +249,7 @@ class Page:
         script = f"offered.at({index}).arrayBuffer().then(encodeBytes)"
         return pybase64.b64decode(await self.tab.evaluate(script))
 
-    async def expected(self, turns: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
+    async def expected(self, turns: Sequence[Sequence[bytes]]) -> Sound:
         """Return what these sounds become at the rate of the browser."""
         await self.tab.evaluate(ENCODE)
         texts = [[pybase64.b64encode(sound).decode() for sound in turn] for turn in turns]

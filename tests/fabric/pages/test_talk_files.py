@@ -16,7 +16,6 @@ from aiohttp import web
 from support.browser import Browser
 from support.edge.live_edge import live_edge
 from support.page_rig import Script, browser, open_page, speech
-from support.time_limits import WITHIN_S, until
 
 from duplane.edge.access import Caller, CallerKind
 from duplane.edge.recording.settings import Consent, RecordingSettings
@@ -37,11 +36,7 @@ async def test_replay_has_both_sides_and_the_units(chrome: Browser) -> None:
         page = await open_page(chrome, edge.edge.address)
         await page.leave_sound_unchanged()
         await page.talk()
-
-        async def is_heard() -> bool:
-            return np.count_nonzero(await page.played()) > 40_000 * len(TURN)
-
-        await until(is_heard, WITHIN_S)
+        await page.until_loud(40_000 * len(TURN))
         await page.end()
         sound, rate = soundfile.read(io.BytesIO(await page.offered(-2)), dtype="float32")
         told = orjson.loads(await page.offered(-1))

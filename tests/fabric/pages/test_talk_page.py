@@ -12,8 +12,8 @@ import pytest
 from support.browser import Browser
 from support.edge.credential_rig import KeyStore
 from support.edge.live_edge import live_edge
-from support.page_rig import Script, browser, open_page, speech
-from support.time_limits import WITHIN_S, until
+from support.page_rig import Script, browser, check_each_sample_once, open_page, speech
+from support.time_limits import WITHIN_S
 
 from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.settings import Limits
@@ -43,21 +43,13 @@ async def test_page_plays_each_sample_of_each_turn_once(chrome: Browser) -> None
         await page.talk()
         await page.until_words(2)
         expected = await page.expected([[speech(unit) for unit in turn] for turn in TURNS])
-
-        async def is_played() -> bool:
-            return bool(np.count_nonzero(await page.played()) >= np.count_nonzero(expected))
-
-        await until(is_played, WITHIN_S)
+        await page.until_loud(int(np.count_nonzero(expected)))
         played = await page.played()
         assert await page.words() == ["word1 word2 ", "word4 word5 "]
         await page.end()
         assert await page.status() == "The conversation is over."
         assert page.tab.errors == []
-    begin = np.flatnonzero(played)[0]
-    first = len(expected) // 2
-    assert np.abs(played[begin : begin + first] - expected[:first]).max() < 1e-7
-    second = begin + first + np.flatnonzero(played[begin + first :])[0]
-    assert np.abs(played[second : second + first] - expected[first:]).max() < 1e-7
+    check_each_sample_once(expected, played)
 
 
 @pytest.mark.timing
@@ -69,19 +61,18 @@ async def test_escape_silences_the_model_at_once_and_the_next_turn_is_played(
         edge.fabric.on_unit = script
         page = await open_page(chrome, edge.edge.address)
         await page.talk()
-        await page.tab.until("window.played.some(({ sound }) => sound.some((level) => level))")
+        await page.until_loud(1)
         await page.tab.press("Escape")
         await page.until_words(2)
-        loud = "({ sound }) => sound.some((level) => level)"
-        later = "({ frame }) => frame > keyFrame + context.sampleRate"
-        await page.tab.until(f"played.filter({later}).some({loud})")  # the next turn
-        silent_s = await page.tab.evaluate(
-            f"""played.filter({loud})
-              .map(({{ frame }}) => (frame - keyFrame) / context.sampleRate)
-              .filter((seconds) => seconds < 1)
-              .at(-1)"""
+        await page.tab.until("played.at(-1).frame > keyFrame + context.sampleRate")
+        before = await page.tab.evaluate("loudCount")
+        await page.until_loud(before + 1)  # the next turn
+        played = await page.played()
+        key_frame, rate, frame = await page.tab.evaluate(
+            "[keyFrame, context.sampleRate, played[0].frame]"
         )
-        assert silent_s < 0.05
+        loud_s = (np.flatnonzero(played) + frame - key_frame) / rate
+        assert loud_s[loud_s < 1].max() < 0.05
         assert any(unit.force_listen for unit in script.heard)
         words = await page.words()
         assert words[0].endswith(" (interrupted)")

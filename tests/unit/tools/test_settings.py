@@ -271,6 +271,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "metrics_public": True,
         "tls_cert": file,
         "tls_key": file,
+        "tls_state": tmp_path,
         "operator_listen": "127.0.0.1:8007",
         "trusted_proxies": ("10.0.0.0/8", "::1"),
         "allowed_origins": ("https://voice.example", "http://localhost:3000"),
@@ -279,6 +280,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "default_voice": file,
         "presets": tmp_path,
         "ref_audio": tmp_path,
+        "pages": "off",
         "playback_delay_ms": 5,
         "metrics_listen": "127.0.0.1:9000",
         "health_listen": "0.0.0.0:9001",
@@ -299,7 +301,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
     fields = {field.name for field in dataclasses.fields(EdgeSettings)}
     others = {
         *("admin_token_file", "credentials", "fabric", "limits", "listen", "needs", "recording"),
-        "schedulers",
+        *("schedulers", "tls_self_signed"),
     }
     assert fields == expected.keys() | others
     assert "secret" not in repr(settings)

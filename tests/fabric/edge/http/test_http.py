@@ -67,7 +67,7 @@ async def test_status_counts_slots_leases_and_sessions() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [
-        ("GET", "/", 404),
+        ("GET", "/pages/", 404),
         ("POST", "/nowhere", 404),
         ("POST", "/status", 405),
         ("DELETE", "/v1/realtime", 405),
