@@ -48,16 +48,16 @@ def chromium() -> str:
     pytest.skip("Chromium is not installed")
 
 
-def microphone_file(sound: Path, folder: Path, before_s: float, after_s: float) -> Path:
-    """Return a sound file, with silence before and after, for the microphone of Chromium.
+def microphone_file(sound: Path, folder: Path, before_s: int, after_s: float) -> Path:
+    """Return a sound file, with its own noise before and silence after, for Chromium's microphone.
 
-    Chromium begins to play it when a page gets the microphone.
+    Chromium begins to play it when a page gets the microphone. The first second must be noise.
     """
     samples, rate = soundfile.read(sound, dtype="float32")
     target = folder / f"microphone-{sound.stem}.wav"
     resampled = soxr.resample(samples, rate, MICROPHONE_RATE)
     with soundfile.SoundFile(target, "w", MICROPHONE_RATE, 1, "PCM_16") as file:
-        file.write(np.zeros(round(before_s * MICROPHONE_RATE), np.float32))
+        file.write(np.tile(resampled[:MICROPHONE_RATE], before_s))
         file.write(resampled)
         file.write(np.zeros(round(after_s * MICROPHONE_RATE), np.float32))
     return target
@@ -75,6 +75,8 @@ class Tab:
         """Uncaught exceptions, errors of the console, and violations of the policy."""
         self.frames: list[tuple[str, Json]] = []
         """Events of WebSockets: `sent` or `received`, and the event."""
+        self.sent_s: list[float] = []
+        """When events were sent, in seconds of a clock of the browser."""
         self.addresses: list[str] = []
         """What the page has loaded."""
 
@@ -180,6 +182,8 @@ class Tab:
                 if frame["opcode"] == 1:
                     side = "sent" if method.endswith("Sent") else "received"
                     self.frames.append((side, orjson.loads(frame["payloadData"])))
+                    if side == "sent":
+                        self.sent_s.append(event["timestamp"])
 
 
 class Browser:

@@ -45,6 +45,7 @@ async def hear_all(page: Page) -> tuple[Sound, Sound]:
     return expected, await page.played()
 
 
+@pytest.mark.timing
 async def test_uneven_network_makes_no_gap(chrome: Browser) -> None:
     """Each unit comes up to 150 ms late; the delay of playback hides this."""
     uneven = random.Random(SEED)
