@@ -339,10 +339,9 @@ class EdgeSettings:
     def __post_init__(self) -> None:
         check_bounds(self)
         parse_address(self.listen, "listen", min_port=0)
-        if self.metrics_listen:
-            parse_address(self.metrics_listen, "metrics_listen", min_port=0)
-        if self.health_listen:
-            parse_address(self.health_listen, "health_listen", min_port=0)
+        for name in ("metrics_listen", "health_listen", "operator_listen"):
+            if address := getattr(self, name):
+                parse_address(address, name, min_port=0)
         parse_labels(self.needs, "needs")
         if not self.schedulers:
             raise ValueError("schedulers is empty, must name at least one")
@@ -354,8 +353,6 @@ class EdgeSettings:
             raise ValueError("tls_cert and tls_key must be set together")
         if self.tls_cert and self.tls_self_signed:
             raise ValueError("tls_cert and tls_self_signed must not both be set")
-        if self.operator_listen:
-            parse_address(self.operator_listen, "operator_listen", min_port=0)
         lists: Sequence[tuple[str, Callable[[Sequence[str]], object], Sequence[str]]] = (
             ("trusted_proxies", parse_networks, self.trusted_proxies),
             ("allowed_origins", parse_origins, self.allowed_origins),
