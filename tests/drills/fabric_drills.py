@@ -17,7 +17,7 @@ from support.scheduler.etcd_server import EtcdCluster
 from support.time_limits import until
 
 from duplane.fabric.tls.identity import Role, parse_identity
-from duplane.tools.certs.issuing import Authority, write_leaf
+from duplane.fabric.tls.issuing import Authority, write_leaf
 from duplane.worker.models.scripted.model import Mark
 
 UNIT_S = 0.5  # between two units of a call, whose context has room for 680 units
