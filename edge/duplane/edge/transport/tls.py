@@ -34,8 +34,7 @@ class Certificate(WatchedFiles):
     def read(self) -> None:
         """Load the files into a new context for later handshakes. Raises OSError."""
         self.current = self._load()
-        # OpenSSL has accepted the file, so its first certificate is that of the key.
-        self.leaf = x509.load_pem_x509_certificates(self._chain.read_bytes())[0]
+        self.leaf = _leaf(self._chain)
 
     def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         handshake.context = self.current
@@ -46,6 +45,14 @@ class Certificate(WatchedFiles):
         context.set_alpn_protocols(["http/1.1"])
         context.load_cert_chain(self._chain, self._key, password=_no_password)
         return context
+
+
+def _leaf(chain: Path) -> x509.Certificate | None:
+    """Return the certificate of the key, the first one; None if only OpenSSL can read it."""
+    try:
+        return x509.load_pem_x509_certificates(chain.read_bytes())[0]
+    except ValueError:
+        return None
 
 
 def _no_password() -> str:
