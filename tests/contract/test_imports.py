@@ -143,12 +143,13 @@ def test_no_folder_owns_the_namespace() -> None:
 
 
 def test_base_install_needs_no_torch() -> None:
-    """Only the model, its device, and tools for checkpoints and benchmarks import torch."""
+    """Only the model, its device, and tools for checkpoints, devices and benchmarks need torch."""
     allowed = (
         MINICPM_O,
         "duplane.worker.models.torch_device",
         "duplane.tools.golden_replay",
         "duplane.tools.checkpoint",
+        "duplane.tools.doctor.device",
         "training",
         "duplane.tools.bench.launches",
         "duplane.tools.bench.model",

@@ -7,6 +7,7 @@ from duplane.tools.bench import verbs as bench_verbs
 from duplane.tools.certs import verbs as certs_verbs
 from duplane.tools.checkpoint import verbs as checkpoint_verbs
 from duplane.tools.command import app, main, run
+from duplane.tools.doctor import verb as doctor_verb
 from duplane.tools.keys import verbs as key_verbs
 from duplane.tools.operators import verbs as operator_verbs
 from duplane.tools.plan import verb as plan_verb
@@ -18,7 +19,7 @@ __all__ = ["app", "grpc_environment", "main", "run"]
 
 VERBS = (
     *(up_verb, servers, talk_verbs, operator_verbs, key_verbs, trace_verb),
-    *(certs_verbs, checkpoint_verbs, bench_verbs, plan_verb),
+    *(doctor_verb, plan_verb, certs_verbs, checkpoint_verbs, bench_verbs),
 )
 """Modules that register verbs when they are imported."""
 
