@@ -181,6 +181,7 @@ def hearing(
     recordings: ExistingDirectory | None = None,
     cache: Path | None = None,
     tries: PositiveInt = 60,
+    rows: str = "",
     in_process: Annotated[bool, Parameter(negative=())] = False,
     json: Path | None = None,
 ) -> int:
@@ -200,12 +201,16 @@ def hearing(
         Folder with the packages, and for slow synthesis. Default: as for `fetch`.
     tries
         Number of tries of each row.
+    rows
+        Measure only the rows with this text in their names.
     in_process
         Call the model in this process, without a pace and without a fabric.
     json
         Write all numbers, and the answers that are not right, to this file.
     """
-    plan = HearingPlan(cache or default_cache(), recordings, tries, is_paced=not in_process)
+    plan = HearingPlan(
+        cache or default_cache(), recordings, tries, is_paced=not in_process, part=rows
+    )
     try:
         with command_errors():
             found = asyncio.run(measure_hearing(directory, plan))

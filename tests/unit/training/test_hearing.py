@@ -218,11 +218,18 @@ def test_command_writes_the_table_and_the_numbers(
 
     monkeypatch.setattr(command, "measure_hearing", measure)
     path = tmp_path / "numbers.json"
-    options = ("--cache", str(tmp_path), "--tries", "2", "--json", str(path))
+    options = ("--cache", str(tmp_path), "--tries", "2", "--rows", "alone", "--json", str(path))
     code, output = captured(run, ("hearing", str(tmp_path), *options))
     assert code == 0, output
-    assert plans == [HearingPlan(tmp_path, None, 2)]
+    assert plans == [HearingPlan(tmp_path, None, 2, part="alone")]
+    assert [one.name for one in plans[0].rows()] == ["rooms alone"]
     line = next(line for line in output.splitlines() if line.startswith("rooms alone"))
     assert line.split() == ["rooms", "alone", "2", "0", "7", "0"]
     assert "3 units were late" in output
     assert orjson.loads(path.read_bytes()) == found
+
+
+def test_name_of_no_row_is_refused(tmp_path: Path) -> None:
+    code, output = captured(run, ("hearing", str(tmp_path), "--rows", "cats"))
+    assert code == 2
+    assert "rows is 'cats': no row has this in its name" in output

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duplane.tools.command import UsageError
 from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from training.corpus.espeak import SynthesisError
@@ -32,13 +33,25 @@ MOST_EXAMPLES = 60
 
 @dataclass(frozen=True)
 class HearingPlan:
-    """The size and the material of a measurement. `is_paced` means real time through a fabric."""
+    """The size and the material of a measurement. `is_paced` means real time through a fabric.
+
+    Only rows with `part` in their name are measured. Raises UsageError if there is none.
+    """
 
     cache: Path
     recordings: Path | None = None
     tries: int = 60
     seed: int = SEED
     is_paced: bool = True
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.rows():
+            raise UsageError(f"rows is {self.part!r}: no row has this in its name")
+
+    def rows(self) -> list[Row]:
+        """Return the rows to measure."""
+        return [row for row in rows() if self.part in row.name]
 
 
 async def measure_hearing(directory: Path, plan: HearingPlan) -> dict[str, Any]:
@@ -46,7 +59,7 @@ async def measure_hearing(directory: Path, plan: HearingPlan) -> dict[str, Any]:
     material = Material(plan.cache, plan.recordings)
     drawn: list[tuple[Row, list[Try]]] = []
     skipped: dict[str, str] = {}
-    for row in rows():
+    for row in plan.rows():
         _report(f"drawing: {row.name}")
         try:
             drawn.append((row, draw_tries(row, material, plan.tries, plan.seed)))
