@@ -20,6 +20,11 @@ OUTPUT_RATE = 24_000
 Event = Mapping[str, Any]
 Dialect = Literal["A", "B"]
 _NOTHING: Event = {}
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_APPENDS: Mapping[Dialect, tuple[bytes, bytes]] = {
+    "A": (b'{"type":"input_audio_buffer.append",', b"}"),
+    "B": (b'{"type":"input.append","input":{', b"}}"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +155,12 @@ def settings_event(
 
 def append_message(
     dialect: Dialect,
-    audio: str,
+    audio: bytes,
     pictures: Sequence[str],
     *,
     force_listen: bool,
     input_id: str | None,
-) -> str:
+) -> bytes:
     """Return an event with sound and pictures, which are base64, as JSON. A has no `input_id`."""
     more: dict[str, object] = {}
     if pictures:
@@ -164,14 +169,11 @@ def append_message(
         more["force_listen"] = True
     if input_id is not None:
         more["input_id"] = input_id
+    begin, end = _APPENDS[dialect]
+    fields = _to_json(more)[1:-1].encode() if more else b""
     # Base64 needs no escapes, and JSON would look for them for longer than all the rest takes.
-    fields = [f'"audio":"{audio}"'] if audio else []
-    if more:
-        fields.append(json.dumps(more, separators=(",", ":"))[1:-1])
-    content = ",".join(fields)
-    if dialect == "A":
-        return f'{{"type":"input_audio_buffer.append",{content}}}'
-    return f'{{"type":"input.append","input":{{{content}}}}}'
+    sound = (b'"audio":"', audio, b'"', b"," if fields else b"") if audio else ()
+    return b"".join((begin, *sound, fields, end))
 
 
 class OutputReader:

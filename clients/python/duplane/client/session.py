@@ -180,7 +180,7 @@ class DuplexSession:
                 if self._on_queue:
                     self._on_queue(queue_place(event))
             case "session.queue_done":
-                await self._send(socket, json.dumps(self._settings))
+                await self._send(socket, _json(self._settings))
             case "session.created":
                 self._outputs.begin(event)
                 self.created = event
@@ -217,7 +217,7 @@ class DuplexSession:
             return False
         appends = given if isinstance(given, tuple) else self._encoded(given, rate)
         frames = [base64.b64encode(picture).decode() for picture in pictures]
-        for audio in appends or ([""] if frames else []):
+        for audio in appends or ([b""] if frames else []):
             force_listen, self._must_listen = self._must_listen, False
             event = append_message(
                 self._dialect, audio, frames, force_listen=force_listen, input_id=input_id
@@ -227,7 +227,7 @@ class DuplexSession:
             frames = []
         return bool(appends or pictures)
 
-    def _encoded(self, samples: array[float], rate: int) -> Sequence[str]:
+    def _encoded(self, samples: array[float], rate: int) -> Sequence[bytes]:
         if self._resampler is None or self._resampler.rate != rate:
             self._resampler = Resampler(rate)
         samples = self._resampler.add(samples)
@@ -263,7 +263,7 @@ class DuplexSession:
             with contextlib.suppress(TimeoutError, DuplexError):
                 async with asyncio.timeout(_CLOSE_S):
                     event = {"type": "session.close", "reason": reason}
-                    await self._send(socket, json.dumps(event))
+                    await self._send(socket, _json(event))
                     while late := await self._next(socket):
                         self._late.append(late)
         finally:
@@ -365,13 +365,17 @@ class DuplexSession:
             return error_of_close(code, text)
         return error_of_close(code, refusal.message, refusal.code)
 
-    async def _send(self, socket: ClientConnection, event: str) -> bool:
+    async def _send(self, socket: ClientConnection, event: bytes) -> bool:
         """Send an event; return False if the connection is closed. Who receives, learns why."""
         try:
-            await socket.send(event)
+            await socket.send(event, text=True)
         except ConnectionClosed:
             return False
         return True
+
+
+def _json(event: Mapping[str, object]) -> bytes:
+    return json.dumps(event).encode()
 
 
 async def _closed(socket: ClientConnection) -> None:

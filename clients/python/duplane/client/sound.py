@@ -118,26 +118,26 @@ def _bessel(value: float) -> float:
     return total
 
 
-def encoded(samples: array[float], uplink: Uplink) -> str:
+def encoded(samples: array[float], uplink: Uplink) -> bytes:
     """Return base64 of samples. Int16 is half as long, and is a WAV file, as the protocols demand.
 
     Samples outside of -1 to 1 are clipped in int16.
     """
     if uplink == "float32":
-        return base64.b64encode(little_endian(samples)).decode()
+        return base64.b64encode(little_endian(samples))
     levels = array("h", (max(-32768, min(32767, round(each * _INT16))) for each in samples))
     content = little_endian(levels)
     size, rate = len(content), INPUT_RATE
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
     head = struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
-    return base64.b64encode(head + form + struct.pack("<4sI", b"data", size) + content).decode()
+    return base64.b64encode(head + form + struct.pack("<4sI", b"data", size) + content)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSound:
     """Sound that is ready to be sent, to one session or many, as often as wanted."""
 
-    pieces: tuple[str, ...] = field(repr=False)
+    pieces: tuple[bytes, ...] = field(repr=False)
     """Base64, each of at most a second."""
 
 
