@@ -41,7 +41,7 @@ class QueuePlace:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: that would take three times as long to make
 class Output:
     """What the model does in one unit, or in B a part of it: text, audio and the end of a turn.
 
