@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections import deque
@@ -11,10 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
-import pybase64
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 
+from duplane.client import DuplexError, DuplexSession, EncodedSound, encode
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.tools.bench.report import percentile
 from duplane.tools.up.fabric import UpSettings, running
@@ -36,6 +35,12 @@ class Figures:
     ended: int = 0
 
 
+def noise() -> EncodedSound:
+    """Return a second of noise."""
+    samples = np.random.default_rng(0).normal(0, 0.05, 16_000).astype(np.float32)
+    return encode(samples.data, uplink="float32")
+
+
 @dataclass
 class Soak:
     """The data that sessions share: the edge's address, the time of the end, and the figures."""
@@ -43,14 +48,7 @@ class Soak:
     edge: str
     end: float
     figures: Figures = field(default_factory=Figures)
-    unit: dict[bool, bytes] = field(default_factory=dict[bool, bytes])
-
-    def __post_init__(self) -> None:
-        noise = np.random.default_rng(0).normal(0, 0.05, 16_000).astype("<f4").tobytes()
-        audio = pybase64.b64encode_as_string(noise)
-        for is_listening in (True, False):
-            given = {"audio": audio, "force_listen": is_listening}
-            self.unit[is_listening] = orjson.dumps({"type": "input.append", "input": given})
+    unit: EncodedSound = field(default_factory=noise)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,30 +106,25 @@ async def keep_talking(shared: Soak, number: int, count: int) -> None:
     """Run one session after another. Each sends its units at its own fraction of the second."""
     await asyncio.sleep(number / count)
     while time.monotonic() < shared.end:
-        try:
-            async with connect(
-                f"ws://{shared.edge}/v1/realtime?mode=audio", compression=None, max_size=None
-            ) as connection:
-                await converse(shared, connection, is_listening=number % 2 == 0)
-        except (ConnectionClosed, OSError):
-            pass
+        session = DuplexSession(f"ws://{shared.edge}", proxy=False, loads=orjson.loads, attempts=1)
+        with contextlib.suppress(DuplexError):
+            async with session:
+                await converse(shared, session, is_listening=number % 2 == 0)
         if time.monotonic() < shared.end:
             shared.figures.ended += 1
             await asyncio.sleep(RETRY_S)
 
 
-async def converse(shared: Soak, connection: ClientConnection, *, is_listening: bool) -> None:
+async def converse(shared: Soak, session: DuplexSession, *, is_listening: bool) -> None:
     """Send a unit every second and time the answers, until the end or until the server closes."""
-    await connection.send(orjson.dumps({"type": "session.init", "payload": {}}), text=True)
-    async for message in connection:
-        if orjson.loads(message)["type"] == "session.created":
-            break
     sent: deque[float] = deque()
-    reading = asyncio.create_task(read(shared, connection, sent))
+    reading = asyncio.create_task(read(shared, session, sent))
     try:
         due = time.monotonic()
         while due < shared.end and not reading.done():
-            await connection.send(shared.unit[is_listening], text=True)
+            if is_listening:
+                session.interrupt()  # the model listens to each unit
+            await session.send(shared.unit)
             sent.append(time.monotonic())
             due += 1.0
             await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -140,19 +133,18 @@ async def converse(shared: Soak, connection: ClientConnection, *, is_listening: 
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def read(shared: Soak, connection: ClientConnection, sent: deque[float]) -> None:
+async def read(shared: Soak, session: DuplexSession, sent: deque[float]) -> None:
     """Record the time to the first event of each answered unit, and count dropped units."""
-    async for message in connection:
-        event = orjson.loads(message)
-        if "chunk_index" not in event:
+    newest = -1
+    async for output in session:
+        if output.index == newest:
             continue
-        dropped = int(event["metrics"].get("dropped_units", 0))
-        shared.figures.dropped += dropped
-        times = [sent.popleft() for _ in range(min(dropped + 1, len(sent)))]
+        newest = output.index
+        shared.figures.dropped += output.dropped_units
+        times = [sent.popleft() for _ in range(min(output.dropped_units + 1, len(sent)))]
         if times:
-            is_listen = event["kind"] == "listen"
-            found = shared.figures.listening if is_listen else shared.figures.speaking
-            found.append(time.monotonic() - times[-1])
+            found = shared.figures.speaking if output.speaks else shared.figures.listening
+            found.append(output.received_s - times[-1])
 
 
 if __name__ == "__main__":
