@@ -71,7 +71,11 @@ def test_the_wheel_is_built_from_all_of_its_sources(image: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = {
         path.partition("/")[0]
-        for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    }
+    needed |= {  # a link is as good as what it leads to
+        str(link.resolve().relative_to(ROOT)).partition("/")[0]
+        for link in (ROOT / "tools/duplane").iterdir()
     }
     needed |= {"pyproject.toml", project["project"]["readme"]}
     needed |= set(project["project"]["license-files"])
