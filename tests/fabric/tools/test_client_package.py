@@ -30,6 +30,14 @@ def test_client_needs_websockets_only() -> None:
     assert required(project["dependencies"]) == {"websockets"}
 
 
+def test_client_has_the_version_of_duplane() -> None:
+    versions = {
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"]
+        for folder in (CLIENT, ROOT)
+    }
+    assert len(versions) == 1  # duplane's wheel has the same modules
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None,
     reason="hatchling, which builds the wheel, is not installed: make setup",
