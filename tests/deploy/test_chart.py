@@ -164,12 +164,49 @@ def test_chart_has_the_version_of_the_package() -> None:
 
 def test_rules_of_the_chart_are_those_of_the_repository() -> None:
     (rule,) = rendered_examples()["three-pools"].of_kind("PrometheusRule").values()
-    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/rules.yml").read_text())
+    rules = (ROOT / "deploy/rules.yml").read_text()
+    linked = rules.replace("../docs/", "https://docs.example.com/duplane/")
+    assert rule["spec"] == yaml.safe_load(linked) != yaml.safe_load(rules)
     (monitor,) = rendered_examples()["three-pools"].of_kind("PodMonitor").values()
     # The alerts find the processes by a job whose name begins with duplane.
     label = monitor["spec"]["jobLabel"]
     for name, deployment in rendered_examples()["three-pools"].of_kind("Deployment").items():
         assert deployment["spec"]["template"]["metadata"]["labels"][label] == "duplane", name
+
+
+def test_fields_of_a_pool_replace_those_of_the_defaults() -> None:
+    volume = {"nfs": {"server": "files", "path": "/models"}}
+    values = {
+        "edgeDefaults": OPEN,
+        "poolDefaults": {
+            "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}},
+            "labels": {"zone": "a"},
+            "slots": 8,
+            "update": {"maxSurge": 2},
+        },
+        "pools": [
+            POOL,
+            {"name": "own", "modelVolume": volume, "labels": {"tier": "b"}, "slots": 1},
+            {"name": "none", "modelVolume": {}, "labels": {}, "update": {"maxUnavailable": 3}},
+        ],
+    }
+    rendered = render({"pools": values})["pools"]
+    models = {
+        name: [volume for volume in pod["volumes"] if volume["name"] == "models"]
+        for name, pod in rendered.pods()
+        if "worker" in name
+    }
+    claim = {"persistentVolumeClaim": {"claimName": "models"}}
+    assert models == {
+        "duplane-worker-main": [{"name": "models", **claim}],
+        "duplane-worker-own": [{"name": "models", **volume}],
+        "duplane-worker-none": [],
+    }
+    assert {"--label=zone=a", "--slots=8"} <= set(rendered.arguments("duplane-worker-main"))
+    assert {"--label=tier=b", "--slots=1"} <= set(rendered.arguments("duplane-worker-own"))
+    none = rendered.of_kind("Deployment")["duplane-worker-none"]["spec"]
+    assert none["strategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 3}
+    assert not [one for one in rendered.arguments("duplane-worker-none") if "--label" in one]
 
 
 def test_workers_follow_the_recorded_demand_of_their_pool() -> None:

@@ -170,8 +170,9 @@ async def test_fabric_of_the_chart_serves_with_the_secrets_of_the_page(
     monkeypatch.chdir(tmp_path)
     secrets = typed([*commands_of("Keys"), *commands_of("Certificates")])
     values = yaml.safe_load(EXAMPLES["certificate-secrets"].read_text())
-    # One scheduler without etcd. The page makes no certificate for clients.
+    # No etcd, and no model to load. The page makes no certificate for clients.
     values["scheduler"] = {"store": "memory"}
+    values["poolDefaults"] = {"checkpoint": "scripted"}
     values["edges"][0]["tlsSecret"] = ""
     rendered = render({"page": values})["page"]
     assert not rendered.error

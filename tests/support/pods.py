@@ -61,6 +61,6 @@ def create_missing(arguments: Sequence[str], folder: Path) -> None:
         path = Path(argument.partition("=")[2])
         if path.is_relative_to(folder) and not path.exists():
             if path.is_relative_to(folder / "models"):
-                path.mkdir()
+                path.mkdir(parents=True)
             else:
                 path.touch(mode=0o600)

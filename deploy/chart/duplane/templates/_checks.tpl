@@ -36,7 +36,7 @@
 {{- fail (printf "pools[%d].name: there are two pools with the name %s" $i .name) -}}
 {{- end -}}
 {{- $pools = append $pools .name -}}
-{{- if and (ne .checkpoint "scripted") (not .modelVolume) -}}
+{{- if and (not (has .checkpoint (list "scripted" "/models/default"))) (not .modelVolume) -}}
 {{- fail (printf "pools[%d].modelVolume is empty: name the volume that has %s" $i .checkpoint) -}}
 {{- end -}}
 {{- with .autoscaling -}}

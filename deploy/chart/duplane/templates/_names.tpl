@@ -38,11 +38,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* Each field of an item replaces the field of the defaults. Arguments: defaults, items. Returns {items: [...]}. */}}
+{{/* Gives each item the fields of the defaults that it does not set. Arguments: defaults, items. Returns {items: [...]}. */}}
 {{- define "duplane.withDefaults" -}}
 {{- $found := list -}}
-{{- range .items -}}
-{{- $found = append $found (mergeOverwrite (deepCopy $.defaults) (deepCopy .)) -}}
+{{- range $item := .items -}}
+{{- $merged := mergeOverwrite (deepCopy $.defaults) (deepCopy $item) -}}
+{{- /* Of these only one whole makes sense: two sources of one volume, for example, are none. */ -}}
+{{- range list "modelVolume" "labels" "nodeSelector" "affinity" "podAnnotations" "jwt" -}}
+{{- if hasKey $item . -}}
+{{- $_ := set $merged . (get $item .) -}}
+{{- end -}}
+{{- end -}}
+{{- $found = append $found $merged -}}
 {{- end -}}
 {{- dict "items" $found | toYaml -}}
 {{- end -}}
