@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from support.monitoring.log_state import restored_logging
 
-import duplane.tools.grpc_environment  # noqa: F401  (before gRPC, as in the product)
+import duplane.tools.library_environment  # noqa: F401  (before gRPC, as in the product)
 
 pytest_plugins = ["support.reruns", "support.slow_files"]
 

@@ -1,4 +1,4 @@
-"""The command sets the environment of gRPC before gRPC starts."""
+"""The command sets the environment of libraries before they start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import orjson
 import pytest
@@ -57,7 +58,7 @@ def test_grpc_writes_no_lines_of_its_own() -> None:
 
 
 BESIDE_CHANNELS = """
-import duplane.tools.grpc_environment
+import duplane.tools.library_environment
 import asyncio, grpc.aio, uvloop
 
 async def answer(requests, context):
@@ -103,3 +104,16 @@ def test_a_program_started_beside_busy_channels_does_not_crash() -> None:
         timeout=120,
     )
     assert (ran.stdout.split(), ran.returncode) == (["0"] * 400, 0), ran.stderr[-2000:]
+
+
+def test_onnx_runtime_keeps_no_identifier_of_the_machine(tmp_path: Path) -> None:
+    """It would send the identifier, with facts about the models, to its vendor."""
+    suppressing = {"CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    kept = {name: value for name, value in os.environ.items() if name not in suppressing}
+    subprocess.run(
+        [sys.executable, "-c", "import duplane.tools.library_environment, onnxruntime"],
+        env={**kept, "HOME": str(tmp_path)},
+        timeout=60,
+        check=True,
+    )
+    assert not list(tmp_path.rglob("deviceid"))

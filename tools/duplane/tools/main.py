@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duplane.tools import grpc_environment, servers
+from duplane.tools import library_environment, servers
 from duplane.tools.bench import verbs as bench_verbs
 from duplane.tools.certs import verbs as certs_verbs
 from duplane.tools.checkpoint import verbs as checkpoint_verbs
@@ -15,7 +15,7 @@ from duplane.tools.talk import verbs as talk_verbs
 from duplane.tools.trace import verb as trace_verb
 from duplane.tools.up import verb as up_verb
 
-__all__ = ["app", "grpc_environment", "main", "run"]
+__all__ = ["app", "library_environment", "main", "run"]
 
 VERBS = (
     *(up_verb, servers, talk_verbs, operator_verbs, key_verbs, trace_verb),
