@@ -80,7 +80,7 @@ class Site:
 
     async def status(self) -> dict[str, Any]:
         """Return the state of the fabric, as `duplane status` sees it; empty without an answer."""
-        with contextlib.suppress(AssertionError):
+        with contextlib.suppress(AssertionError, orjson.JSONDecodeError):
             return orjson.loads(await self.shell("duplane status --json"))
         return {}
 
@@ -111,7 +111,7 @@ class Site:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"ws://{self.edge}/v1/realtime?{query}"
         async with connect(
-            url, proxy=None, max_size=None, additional_headers=headers
+            url, proxy=None, max_size=None, close_timeout=1, additional_headers=headers
         ) as connection:
             yield Client(connection)
 
