@@ -197,7 +197,8 @@ async def running(
                 await site.shell(prepare)
             await asyncio.to_thread(supervisor.start_all, folder, running_names)
             await site.until_ready(worker_count)
-            await prometheus.until("min(up)", [1.0], WITHIN_S)
+            # Targets that were not scraped yet have no series.
+            await prometheus.until("sum(up)", [float(len(targets))], WITHIN_S)
             yield site
         except BaseException:
             sys.stderr.write(site.logs())
