@@ -147,7 +147,7 @@ def properties(schema: Any) -> list[tuple[str, Any]]:
     if not isinstance(schema, dict):
         return []
     here = list(schema.get("properties", {}).items())
-    inner = [*here, *schema.get("$defs", {}).items()]
+    inner = [*here, *schema.get("definitions", {}).items()]
     return here + [found for _, value in inner for found in properties(value)]
 
 
