@@ -226,6 +226,7 @@ def test_command_writes_the_table_and_the_numbers(
     line = next(line for line in output.splitlines() if line.startswith("rooms alone"))
     assert line.split() == ["rooms", "alone", "2", "0", "7", "0"]
     assert "3 units were late" in output
+    assert "extra turns" not in output  # the heading of rows that were not measured
     assert orjson.loads(path.read_bytes()) == found
 
 

@@ -171,6 +171,8 @@ def as_text(found: dict[str, Any]) -> str:
     """Return the table as text: one block for each way to judge, one row per line."""
     lines: list[str] = []
     for judged, columns in _COLUMNS.items():
+        if all(row["judged"] != judged for row in found["rows"].values()):
+            continue
         titles = ("tries", *_HEADINGS[judged])
         lines.append(f"{'':40}" + "".join(f"{title:>17}" for title in titles))
         for name, row in found["rows"].items():
