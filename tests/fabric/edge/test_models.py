@@ -76,6 +76,18 @@ async def receive_until(client: ClientConnection, kind: str) -> dict[str, Any]:
     return event
 
 
+@pytest.mark.parametrize("dialect", ["A", "B"])
+async def test_clients_are_told_a_duration_of_units_other_than_a_second(
+    edge: LiveEdge, dialect: str
+) -> None:
+    for model, unit_s in ((ECHO, 0.08), (model_pb2.Model(name="usual"), None)):
+        edge.fabric.model = model
+        async with edge.connect_to(PATHS[dialect]) as client:
+            await client.send(orjson.dumps(OPENINGS[dialect]).decode())
+            created = await receive_until(client, "session.created")
+        assert created.get("unit_s") == unit_s
+
+
 async def talk(edge: LiveEdge, dialect: str, append_s: float, *, is_early: bool) -> list[bytes]:
     """Say a tone; return the speech in each reply up to the echo of the last unit."""
     sound = tone(SECONDS, 16_000)

@@ -13,12 +13,14 @@ import pybase64
 import pytest
 import soundfile
 from aiohttp import web
+from google.protobuf.duration_pb2 import Duration
 from support.browser import Browser
 from support.edge.live_edge import live_edge
 from support.page_rig import Script, browser, open_page, speech
 
 from duplane.edge.access import Caller, CallerKind
 from duplane.edge.recording.settings import Consent, RecordingSettings
+from duplane.fabric.v1 import model_pb2
 
 pytestmark = pytest.mark.slow
 TURN = range(1, 3)
@@ -54,6 +56,17 @@ async def test_replay_has_both_sides_and_the_units(chrome: Browser) -> None:
     assert begin / rate == pytest.approx(units[1]["heardMs"] / 1e3 + 2, abs=0.3)
     assert all(unit["latencyMs"] is not None for unit in told["units"][:3])
     assert told["session"]
+
+
+async def test_latencies_are_those_of_units_of_another_duration(chrome: Browser) -> None:
+    async with live_edge() as edge:
+        edge.fabric.model = model_pb2.Model(name="m", unit_duration=Duration(nanos=500_000_000))
+        page = await open_page(chrome, edge.edge.address)
+        await page.talk()
+        await page.tab.until("document.querySelectorAll('#units li').length >= 4")
+        await page.end()
+        units = orjson.loads(await page.offered(-1))["units"]
+    assert all(unit["latencyMs"] is not None for unit in units[:4])
 
 
 @pytest.mark.parametrize("consent", Consent)

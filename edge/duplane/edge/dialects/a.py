@@ -139,6 +139,7 @@ class DialectA(DuplexDialect):
             "session_id": self.identity.realtime_id,
             "prompt_length": opened.prompt_token_count,
             **self._model_fields,
+            **self._unit_fields,
             **self.identity.recording_field,
         }
         if self.identity.recording_id:

@@ -167,7 +167,8 @@ class DialectB(DuplexDialect):
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self._context_token_count = opened.prompt_token_count
         ignored = self._without_effect(opened)
-        return self._events.created(opened.prompt_token_count, ignored, self._model_fields, now)
+        model = {**self._model_fields, **self._unit_fields}
+        return self._events.created(opened.prompt_token_count, ignored, model, now)
 
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment

@@ -25,7 +25,7 @@ from duplane.edge.payload.fields import Fields
 from duplane.edge.payload.sound_format import INPUT_SOUND, OUTPUT_SOUND, SoundFormat
 from duplane.edge.settings import Limits
 from duplane.fabric.durations import to_seconds
-from duplane.fabric.model import ModelFormat
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.resampler import Resampler, resampler
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -92,6 +92,8 @@ class Dialect(ABC):
 
     _ignored: tuple[str, ...] = ()  # paths of settings without effect
     _model_fields: Mapping[str, object] = MappingProxyType({})  # the model's name, if known
+    # The duration of the model's units, for clients that count units. Without it, it is one second.
+    _unit_fields: Mapping[str, object] = MappingProxyType({})
     _resampler: Resampler | None = None  # of the model's speech; None if the rates are equal
 
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
@@ -172,6 +174,8 @@ class Dialect(ABC):
         The client is told the `name` of the model, unless this is empty.
         """
         self._model_fields = {"model": name} if name else {}
+        is_usual = model.unit_ns == DEFAULT_FORMAT.unit_ns
+        self._unit_fields = {} if is_usual else {"unit_s": model.unit_s}
         self._resampler = resampler(model.output_rate_hertz, self.output_sound.rate_hertz)
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:

@@ -4,10 +4,10 @@ import { DuplexSession } from "../client/session.js";
 import { Camera, WakeLock, openMicrophone, stop } from "./devices.js";
 import { Replay } from "./replay.js";
 import { KeyError, Settings } from "./settings.js";
-import { Delay, Sound } from "./sound.js";
+import { Delay, Sound, completesUnit, lastPieceOf } from "./sound.js";
 import { ENDS, View, duration, milliseconds, sentenceOf } from "./view.js";
 
-const UNIT_PIECES = 5; // a unit is one second, a piece 200 ms
+const UNIT_MS = 1000; // unless the server says another duration
 const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
 
 const SPEAK = "Speak now.";
@@ -38,6 +38,7 @@ class Talk {
   #droppedUnits = 0;
   #underruns = 0;
   #units = new Map(); // index -> what replay.units has
+  #unitMs = UNIT_MS;
   #serverMs = null;
   #turnMs = null; // how long the first unit of the running turn took
   #reason = "";
@@ -155,6 +156,7 @@ class Talk {
     // A key can demand recording, whatever the person has chosen. No sound is sent yet.
     if (event.recording && !settings.hasConsent) this.leave(RECORDED);
     else if (event.recording) view.advise("The server records this conversation.");
+    if (event.unit_s) this.#unitMs = event.unit_s * 1000;
     const { metrics, cost_all_ms: cost } = event;
     this.#serverMs = metrics?.wall_clock_ms ?? cost ?? null;
   }
@@ -177,16 +179,21 @@ class Talk {
   // The picture of a unit goes with the piece that completes it. It is made one piece earlier.
   #pictures() {
     if (!settings.hasCamera) return [];
-    const place = this.#ends.length % UNIT_PIECES;
-    if (place === UNIT_PIECES - 2) {
+    const index = this.#ends.length;
+    if (completesUnit(index + 1, this.#unitMs)) {
       this.#camera.picture().then((picture) => {
         this.#picture = picture;
       });
     }
-    if (place !== UNIT_PIECES - 1 || !this.#picture) return [];
+    if (!completesUnit(index, this.#unitMs) || !this.#picture) return [];
     const pictures = [this.#picture];
     this.#picture = null;
     return pictures;
+  }
+
+  // The frame at which the piece ended that completed a unit; undefined if it was not sent yet.
+  #sentAt(index) {
+    return this.#ends[lastPieceOf(index + this.#droppedUnits, this.#unitMs)];
   }
 
   interrupt() {
@@ -230,12 +237,13 @@ class Talk {
 
   #addUnit({ index, speaks, droppedUnits }) {
     this.#droppedUnits += droppedUnits;
-    const sent = this.#ends[UNIT_PIECES * (index + this.#droppedUnits + 1) - 1];
+    const sent = this.#sentAt(index);
     const latencyMs = sent === undefined ? null : this.#ms(this.#sound.frame - sent);
     const unit = {
       index,
       speaks,
       latencyMs,
+      isLate: latencyMs > this.#unitMs,
       serverMs: this.#serverMs,
       heardMs: null,
       droppedUnits,
@@ -260,7 +268,7 @@ class Talk {
   #heard(id, frame) {
     this.#replay.heard(id, frame);
     const unit = this.#units.get(id);
-    const sent = this.#ends[UNIT_PIECES * (id + this.#droppedUnits + 1) - 1];
+    const sent = this.#sentAt(id);
     if (!unit || sent === undefined) return;
     unit.heardMs = this.#ms(frame - sent) + (this.#sound.outputMs ?? 0);
     view.unit(unit);

@@ -9,7 +9,6 @@ import {
 } from "../client/errors.js";
 
 const MAX_UNITS = 120; // squares in the strip; older ones are removed
-const LATE_MS = 1000; // a unit that takes longer than it lasts is late
 const MAX_TURNS = 200; // in the text; older ones are removed
 
 const find = (id) => document.getElementById(id);
@@ -94,9 +93,9 @@ export class View {
   }
 
   /** Show a unit in the strip, also after its facts have changed. */
-  unit({ index, speaks, latencyMs, heardMs, droppedUnits, hasMoved }) {
+  unit({ index, speaks, latencyMs, isLate, heardMs, droppedUnits, hasMoved }) {
     const kinds = [speaks ? "speaks" : "listens"]; // classes of talk.css
-    if (latencyMs > LATE_MS) kinds.push("late");
+    if (isLate) kinds.push("late");
     if (droppedUnits > 0) kinds.push("dropped");
     if (hasMoved) kinds.push("moved");
     const heard = heardMs === null ? "" : `, heard after ${milliseconds(heardMs)}`;
