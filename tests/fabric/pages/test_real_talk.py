@@ -48,6 +48,7 @@ async def test_four_questions_of_the_microphone_get_their_answers(
         await page.talk()
         with contextlib.suppress(TimeoutError):  # the words say more
             await page.until_words(len(ANSWERS))
+        await page.tab.picture("talk-talking")
         words = [words.strip() for words in await page.words()]
         await page.end()
         assert page.tab.errors == []

@@ -80,9 +80,6 @@ async def test_each_state_keeps_the_rules_of_accessibility_on_a_small_screen(
         edge.fabric.is_automatic = True
         acquisition.grant()
         await page.until_words(1)
-        await page.tab.call("Emulation.clearDeviceMetricsOverride")
-        await page.tab.picture("talk-talking")
-        await set_width(page, 320)
         await check(page, "talking")
         await page.tab.evaluate("document.getElementById('mute').click()")
         await check(page, "muted")
