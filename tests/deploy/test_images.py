@@ -86,6 +86,10 @@ def test_the_wheel_is_built_from_all_of_its_sources(image: Path) -> None:
         for source in line.split()[1:-1]
     }
     assert needed <= copied
+    for source in needed & copied:
+        for link in (path for path in (ROOT / source).rglob("*") if path.is_symlink()):
+            target = link.resolve()
+            assert any(target.is_relative_to(ROOT / name) for name in copied), link
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for source in copied:
         assert (ROOT / source.replace("${TORCH}", "cpu")).exists()
