@@ -9,9 +9,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
+from duplane.edge.session.effects import EndMove
 from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
+from duplane.edge.watching.unit_figures import LateUnit, Move, UnitFigures, longest_stage
 from duplane.fabric.errors import Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.metrics import (
@@ -54,6 +56,7 @@ class EdgeMetrics:
     ) -> None:
         self.registry = registry = new_registry(ROLE)
         self.playback_delay_s = playback_delay_s
+        self.figures = UnitFigures()
         self._sessions = sessions
         units = counters(
             registry,
@@ -269,13 +272,16 @@ class EdgeMetrics:
 class SessionMetrics:
     """Adds the units of one duplex session to the metrics of its edge.
 
-    For each sent unit, the caller appends to `sent` its sequence number and the monotonic time of
-    its receipt.
+    For each sent unit, the caller appends to `sent` its sequence number and the monotonic times at
+    which it was received and sent. `worker_id` is the worker that answers.
     """
 
-    def __init__(self, metrics: EdgeMetrics) -> None:
-        self.sent = deque[tuple[int, float]](maxlen=_MAX_SENT)
+    def __init__(self, metrics: EdgeMetrics, session_id: str) -> None:
+        self.sent = deque[tuple[int, float, float]](maxlen=_MAX_SENT)
+        self.worker_id = ""
         self._metrics = metrics
+        self._session_id = session_id
+        self._last_move_s = 0.0, 0.0  # monotonic times of its begin and its end
         self._playout = Playout(metrics.playback_delay_s)
         self._model = DEFAULT_FORMAT
 
@@ -283,12 +289,29 @@ class SessionMetrics:
         """Measure the units of this model from now on."""
         self._model = model
 
+    def moved(self, end: EndMove, now: Moment) -> None:
+        """Count the end of an attempt to move."""
+        self._metrics.moved(end.cause, end.outcome, end.silent_s)
+        if end.outcome is MoveOutcome.MOVED:
+            self._last_move_s = now.monotonic_s - end.silent_s, now.monotonic_s
+        self._metrics.figures.moved(
+            Move(
+                self._session_id,
+                now.wall_s,
+                end.from_worker_id,
+                end.to_worker_id,
+                end.cause,
+                end.outcome,
+                round(end.silent_s * 1e3, 1),
+            )
+        )
+
     def answered(self, outcome: session_pb2.Delta | session_pb2.Failed, now: Moment) -> None:
         """Count a unit whose outcome is rendered. Older units without an outcome were dropped."""
         metrics = self._metrics
-        received_s = now.monotonic_s
+        received_s = sent_s = now.monotonic_s
         while self.sent and self.sent[0][0] <= outcome.sequence:
-            sequence, received_s = self.sent.popleft()
+            sequence, received_s, sent_s = self.sent.popleft()
             if sequence < outcome.sequence:
                 metrics.units["dropped"].inc()
         if isinstance(outcome, session_pb2.Failed):
@@ -299,8 +322,11 @@ class SessionMetrics:
         taken_s = now.monotonic_s - received_s
         metrics.units[name].inc()
         metrics.unit_times[name].observe(taken_s)
-        if taken_s > self._model.unit_s:
+        is_late = taken_s > self._model.unit_s
+        metrics.figures.answered(taken_s, now.wall_s, is_late=is_late)
+        if is_late:
             metrics.late.inc()
+            self._note_late(outcome, received_s, sent_s, now)
         if is_speech and (audio_s := self._model.speech_s(outcome.speech)):
             gap_s, stalled_s = self._playout.add(audio_s, now.monotonic_s)
             if gap_s is not None:
@@ -310,6 +336,26 @@ class SessionMetrics:
                 metrics.stalled.inc(stalled_s)
         if outcome.end_of_turn or not is_speech:
             self._playout.end_turn()
+
+    def _note_late(
+        self, delta: session_pb2.Delta, received_s: float, sent_s: float, now: Moment
+    ) -> None:
+        """Keep a late unit, with the stage that took the longest."""
+        taken_s, (began_s, ended_s) = now.monotonic_s - received_s, self._last_move_s
+        # Before the move, the unit was sent to the worker that is lost now.
+        move_s = max(0.0, min(now.monotonic_s, ended_s) - max(sent_s, began_s))
+        stage, stage_s = longest_stage(taken_s, sent_s - received_s, move_s, delta.stage_times)
+        self._metrics.figures.late(
+            LateUnit(
+                self._session_id,
+                self.worker_id,
+                delta.sequence,
+                now.wall_s,
+                round(taken_s * 1e3, 1),
+                stage,
+                round(stage_s * 1e3, 1),
+            )
+        )
 
     def dropped(self, count: int) -> None:
         """Count units that were dropped before they were sent."""

@@ -9,6 +9,9 @@ from support.monitoring.metrics import Scrape, read
 
 from duplane.edge.clock import Moment
 from duplane.edge.metrics import OUTCOMES, EdgeMetrics, SessionMetrics
+from duplane.edge.session.effects import EndMove
+from duplane.edge.session.move_table import MoveCause, MoveOutcome
+from duplane.fabric.durations import to_duration
 from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
 
@@ -21,14 +24,15 @@ class Session:
 
     def __init__(self) -> None:
         self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)
-        self.units = SessionMetrics(self.edge)
+        self.units = SessionMetrics(self.edge, "sess_1")
         self.sent_count = 0
         self.unit_s = 1.0
         self.clock_step_s = 0.0  # by how much the wall clock was set since the beginning
 
     def send(self, count: int = 1) -> None:
         for _ in range(count):
-            self.units.sent.append((self.sent_count, self.sent_count * self.unit_s))
+            at_s = self.sent_count * self.unit_s
+            self.units.sent.append((self.sent_count, at_s, at_s))
             self.sent_count += 1
 
     def answer(
@@ -149,6 +153,29 @@ def test_gap_within_a_turn_longer_than_its_sound_is_an_underrun(session: Session
     assert seen.value("duplane_speech_gap_seconds_sum") == pytest.approx(2.8)
     assert seen.value("duplane_playout_underruns_total") == 1
     assert seen.value("duplane_playout_stalled_seconds_total") == pytest.approx(0.55)
+
+
+def test_late_unit_is_kept_with_the_stage_that_took_the_longest(session: Session) -> None:
+    session.units.worker_id = "w"
+    session.send(2)
+    session.answer(0, 0.5)
+    times = session_pb2.StageTimes(decode=to_duration(0.9), audio=to_duration(0.2))
+    session.answer(1, 1.25, stage_times=times)
+    [late] = session.edge.figures.late_units(0, 9)
+    assert (late.session_id, late.worker_id, late.sequence) == ("sess_1", "w", 1)
+    assert (late.taken_ms, late.stage, late.stage_ms) == (1250.0, "decode", 900.0)
+
+
+def test_unit_that_waits_for_a_move_is_late_because_of_the_move(session: Session) -> None:
+    session.send(2)
+    session.answer(0, 0.5)
+    end = EndMove(MoveCause.WORKER_LOST, MoveOutcome.MOVED, 1.5, 0.1, "first", "second")
+    session.units.moved(end, Moment(3.0, int((BEGAN_S + 3.0) * 1e9)))
+    session.answer(1, 2.25)
+    [late] = session.edge.figures.late_units(0, 9)
+    assert (late.stage, late.stage_ms) == ("move", 1500.0)
+    [move] = session.edge.figures.moves(0, 9)
+    assert (move.from_worker_id, move.to_worker_id, move.silent_ms) == ("first", "second", 1500.0)
 
 
 def test_memory_of_a_session_without_answers_is_bounded(session: Session) -> None:

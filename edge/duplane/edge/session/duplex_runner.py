@@ -93,7 +93,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         metrics: EdgeMetrics,
     ) -> None:
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
-        self._units = SessionMetrics(metrics)
+        self._units = SessionMetrics(metrics, session.identity.session_id)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
         self._attempts: asyncio.Queue[Acquire | None] = asyncio.Queue()  # None ends `_exchange`
         self._slot_calls: dict[Slot, _SlotCall] = {}
@@ -171,6 +171,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 self._attempts.put_nowait(effect)
             case Use(slot):
                 self._note_claim(slot.granted)
+                self._units.worker_id = self.worker
                 self._use_model(ModelFormat.of(slot.granted.model))
             case Cancel(slot):
                 if self.session.closed is None:
@@ -230,7 +231,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     def _end_move(self, end: EndMove) -> None:
         is_moved = end.outcome is MoveOutcome.MOVED
-        self._metrics.moved(end.cause, end.outcome, end.silent_s)
+        self._units.moved(end, self._clock.now())
         self._spans.end_move(end)
         if is_moved:
             _log.info("the session continues at worker %s after %.2f s", self.worker, end.silent_s)
@@ -277,7 +278,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if kind == "open":
                     self._spans.begin(EDGE_OPEN)
                 if receipt:
-                    self._units.sent.append((request.unit.sequence, receipt.received_s))
+                    times = receipt.received_s, now.monotonic_s
+                    self._units.sent.append((request.unit.sequence, *times))
                     if self._spans.are_exported:
                         self._spans.sending(request.unit, receipt)
                 await stream.write(request)
