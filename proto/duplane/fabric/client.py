@@ -35,6 +35,7 @@ from duplane.fabric.v1 import (
     session_pb2_grpc,
     trace_pb2,
 )
+from duplane.fabric.watch_stream import WatchStream, watching
 
 if TYPE_CHECKING:
     # Not imported without TLS: it imports cryptography, which takes a tenth of a second.
@@ -128,16 +129,22 @@ class FabricClient:
         timeout, which then applies to each scheduler. Raises FabricError.
         """
         failure = FabricError(Reason.UNAVAILABLE, "no scheduler answers")
-        for offset in range(len(self._schedulers)):
-            at = (self._preferred + offset) % len(self._schedulers)
+        for scheduler in self._in_order():
             try:
-                async with self._to_schedulers.use(self._schedulers[at]) as channel:
+                async with self._to_schedulers.use(scheduler) as channel:
                     return await call(admin_pb2_grpc.AdminServiceStub(channel))
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc(error)
                 if error.code() not in UNREACHABLE_CODES:
                     break
         raise failure
+
+    def watch(self) -> contextlib.AbstractAsyncContextManager[WatchStream]:
+        """Return a call of AdminService.Watch at the first scheduler that answers."""
+        return watching(self._to_schedulers, self._in_order())
+
+    def _in_order(self) -> Sequence[str]:
+        return [*self._schedulers[self._preferred :], *self._schedulers[: self._preferred]]
 
     async def acquire(
         self, request: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None = None
