@@ -35,7 +35,7 @@ class Scope(StrEnum):
     READ = "read"
     """Read lists with the ids of sessions and the addresses of workers."""
     DRAIN = "drain"
-    """Change what the edge serves: kinds of session, estimates of waits."""
+    """Drain workers, and change what the edge serves: kinds of session, estimates of waits."""
     RECORDINGS = "recordings"
     """Read, change and delete recordings."""
     VOICES = "voices"

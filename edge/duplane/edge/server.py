@@ -33,6 +33,7 @@ from duplane.edge.transport.origins import BrowserRules
 from duplane.edge.transport.rate_limit import request_rates
 from duplane.edge.transport.self_signed import SelfSigned, ensure, own_names
 from duplane.edge.transport.tls import Certificate
+from duplane.edge.watching.feed import WatchFeed
 from duplane.fabric.addresses import parse_address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.exposure import warned_hourly
@@ -150,7 +151,10 @@ class Edge:
             lambda: self._sessions.tenant_counts(self._credentials.tenants),
         )
         self.metrics.observe_recordings(self._stopped_recordings)
-        self.routes = edge_routes(settings, fabric, self._sessions, clock, self._credentials)
+        self._watch_feed = WatchFeed(fabric, self.metrics.figures, self._sessions.facts, clock)
+        self.routes = edge_routes(
+            settings, fabric, self._sessions, clock, self._credentials, self._watch_feed
+        )
         if self_signed:
             self.routes.append(ca_route(self_signed.ca))
         self._proxies = parse_networks(settings.trusted_proxies)
@@ -199,6 +203,7 @@ class Edge:
             finally:
                 watching.cancel()
                 await asyncio.wait({watching})
+                await edge._watch_feed.close()
                 await edge._sessions.end_all(settings.limits.close_s)
 
     async def _listen(self, stack: contextlib.AsyncExitStack, collections: CollectionTime) -> None:
@@ -253,6 +258,7 @@ class Edge:
 
     def _end_invalid_sessions(self) -> None:
         self._sessions.end_invalid(self._credentials.problem)
+        self._watch_feed.end_invalid(self._credentials.problem)
 
     @property
     def watched_files(self) -> Sequence[WatchedFiles]:

@@ -112,6 +112,18 @@ class SessionRegistry:
             session = runner.session
             yield session.dialect.name, "running" if session.is_running else "waiting"
 
+    def facts(self) -> dict[str, object]:
+        """Describe the sessions of this edge to operators: counts, without ids."""
+        counts = Counter(self._states())
+        return {
+            "is_draining": self.is_draining,
+            "sessions": [
+                {"dialect": dialect, "state": state, "count": count}
+                for (dialect, state), count in sorted(counts.items())
+            ],
+            "unmovable": self.unmovable_counts().total(),
+        }
+
     def unmovable_counts(self) -> Counter[LossReason]:
         """Count the running sessions that can no longer move, by the reason."""
         sessions = [one.session for one in self._runners if isinstance(one, DuplexRunner)]

@@ -20,8 +20,10 @@ from duplane.edge.http.recording_routes import RecordingRoutes
 from duplane.edge.http.session_end_routes import SessionEndRoutes
 from duplane.edge.http.session_routes import SessionRoutes
 from duplane.edge.http.voice_routes import VoiceRoutes
+from duplane.edge.http.watch_routes import WatchRoutes
 from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
+from duplane.edge.watching.feed import WatchFeed
 from duplane.fabric.client import FabricClient
 from duplane.fabric.settings import parse_labels
 
@@ -32,6 +34,7 @@ def edge_routes(
     sessions: SessionRegistry,
     clock: Clock,
     credentials: CredentialAuthenticator,
+    watch_feed: WatchFeed,
 ) -> list[HttpRoute]:
     """Return all routes. Raises ValueError for invalid settings."""
     assets = load_assets(settings.default_voice, settings.presets)
@@ -45,6 +48,7 @@ def edge_routes(
             lambda: sessions.unmovable_counts().total(),
         ).routes(),
         *QueueRoutes(fabric, body_s).routes(),
+        *WatchRoutes(fabric, watch_feed, body_s).routes(),
         *AssetRoutes(
             assets, settings.playback_delay_ms, settings.limits.session_s, settings.recording
         ).routes(),
