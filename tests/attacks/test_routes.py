@@ -29,6 +29,24 @@ from duplane.edge.transport.rate_limit import NetworkRates
 P, C, M, OP = Level.PUBLIC, Level.CLIENT, Level.MONITOR, Level.OPERATOR
 ONE = "/api/sessions/{session}"
 VOICES = "/api/assets/ref_audio"
+OPERATOR_FILES = (
+    *("operator.css", "icon.svg"),
+    *(
+        f"{name}.js"
+        for name in (
+            "api",
+            "charts",
+            "elements",
+            "model",
+            "operator",
+            "recordings",
+            "settings",
+            "stream",
+            "tables",
+        )
+    ),
+)
+DRAIN = "/api/admin/workers/{worker}/drain"
 SECRETS_PATH = "/v1/realtime/client_secrets"
 
 # Every route. A route that is missing here is open by mistake.
@@ -62,6 +80,9 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", "/cache"): (M, Scope.READ),
     ("GET", "/api/config/eta"): (M, Scope.READ),
     ("GET", "/api/admin/apps"): (M, Scope.READ),
+    ("GET", "/api/admin/watch"): (M, Scope.READ),
+    ("POST", DRAIN): (OP, Scope.DRAIN),
+    ("DELETE", DRAIN): (OP, Scope.DRAIN),
     ("PUT", "/api/config/eta"): (OP, Scope.DRAIN),
     ("PUT", "/api/admin/apps/{app}"): (OP, Scope.DRAIN),
     ("DELETE", "/api/queue/{ticket}"): (OP, Scope.SESSIONS),
@@ -80,6 +101,8 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     ("GET", f"{ONE}/comment"): (OP, Scope.RECORDINGS),
     ("POST", f"{ONE}/comment"): (OP, Scope.RECORDINGS),
     ("GET", "/"): (P, Scope.READ),
+    ("GET", "/operator"): (P, Scope.READ),
+    **{("GET", f"/pages/operator/{name}"): (P, Scope.READ) for name in OPERATOR_FILES},
     **{
         ("GET", f"/pages/talk/{name}"): (P, Scope.READ)
         for name in (
@@ -136,7 +159,7 @@ async def status(
 ) -> int:
     """Send a request to a route; return the status."""
     path = route.path.replace("{asset:.*}", "x").replace("{model:.+}", "x")
-    for part in ("ticket", "mode", "preset", "session_id", "session", "voice", "app"):
+    for part in ("ticket", "mode", "preset", "session_id", "session", "voice", "app", "worker"):
         path = path.replace(f"{{{part}}}", "x")
     body: dict[str, Any] = {}
     if route.takes_form:

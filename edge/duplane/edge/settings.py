@@ -301,7 +301,7 @@ class EdgeSettings:
     """Directory for reference voices that operators upload to /api/assets/ref_audio. Several edges
     may share it. Default: uploads are refused."""
     pages: Literal["on", "off"] = "on"
-    """Whether browsers get a page at / to talk to the model."""
+    """Whether browsers get a page at / to talk to the model, and operators one at /operator."""
     playback_delay_ms: NonNegativeInt = 200
     """Milliseconds that web clients are asked to buffer."""
     metrics_listen: str = ""

@@ -24,7 +24,11 @@ class PageRoutes:
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes. Reads the files."""
-        return [*_folder("talk", "/"), *_folder("client")]
+        return [
+            *_folder("talk", "/"),
+            *_folder("client"),
+            *_folder("operator", "/operator", is_for_operators=True),
+        ]
 
 
 def _folder(name: str, page: str = "", *, is_for_operators: bool = False) -> list[HttpRoute]:
