@@ -1,0 +1,255 @@
+"""The operator page in Chromium, before a real scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import Browser, Tab, chromium
+from support.edge.credential_rig import KeyStore
+from support.edge.live_edge import begin, end, exchange, live_edge
+from support.fabric.in_process import running_edge
+from support.scheduler.scheduler_harness import FakeWorker, SchedulerHarness
+from support.time_limits import WITHIN_S, until
+
+from duplane.edge.credentials.settings import CredentialSettings
+from duplane.edge.recording.settings import Consent, RecordingSettings
+from duplane.edge.server import Edge
+
+pytestmark = pytest.mark.slow
+SOON_S = 1.0  # in which the page must show a change
+
+
+@pytest.fixture(autouse=True)
+def needs_chromium() -> None:
+    chromium()
+
+
+class OperatorPage:
+    """The operator page in one tab."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
+
+    async def until_live(self) -> None:
+        await self.tab.until("document.getElementById('status').textContent.startsWith('Live.')")
+
+    async def until_text(self, element: str, text: str, within_s: float = WITHIN_S) -> None:
+        script = f"document.getElementById({element!r}).textContent.includes({text!r})"
+        await self.tab.until(script, within_s)
+
+    async def until_no_text(self, element: str, text: str, within_s: float = WITHIN_S) -> None:
+        script = f"!document.getElementById({element!r}).textContent.includes({text!r})"
+        await self.tab.until(script, within_s)
+
+    async def until_state(self, worker: str, state: str, within_s: float = WITHIN_S) -> None:
+        script = f"document.querySelector('[data-key={worker}]')?.dataset.state === {state!r}"
+        await self.tab.until(script, within_s)
+
+    async def press(self, selector: str) -> None:
+        await self.tab.until(f"!!document.querySelector({selector!r})")
+        await self.tab.evaluate(f"document.querySelector({selector!r}).click()")
+
+    async def answer(self, is_yes: bool) -> str:
+        """Answer the dialog; return its text."""
+        await self.tab.until("document.getElementById('confirm').open")
+        text = await self.tab.text("confirm-text")
+        await self.press("#confirm-yes" if is_yes else "#confirm [value=no]")
+        await self.tab.until("!document.getElementById('confirm').open")
+        return text
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, address: str) -> AsyncGenerator[OperatorPage]:
+    """Open the page of an edge."""
+    async with Browser.running(folder) as browser:
+        tab = await browser.tab()
+        await tab.open(f"http://{address}/operator")
+        yield OperatorPage(tab)
+
+
+@contextlib.asynccontextmanager
+async def live_page(
+    folder: Path, **settings: Any
+) -> AsyncGenerator[tuple[SchedulerHarness, Edge, OperatorPage]]:
+    """Run a scheduler and an edge, and open the page."""
+    async with (
+        SchedulerHarness.running() as scheduler,
+        running_edge(scheduler.address, **settings) as edge,
+        opened(folder, edge.address) as page,
+    ):
+        await page.until_live()
+        yield scheduler, edge, page
+
+
+async def hold(scheduler: SchedulerHarness, worker: FakeWorker, session_id: str) -> int:
+    """Begin a session on the only worker; return its slot."""
+    caller = await scheduler.caller(session_id=session_id)
+    return (await worker.claim(await caller.granted())).slot
+
+
+@pytest.mark.timing
+async def test_page_follows_the_begin_the_move_and_the_end_of_a_session(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (scheduler, _, page):
+        first = await scheduler.worker("first", 2)
+        await page.until_state("first", "serving")
+        slot = await hold(scheduler, first, "sess_1")
+        await page.until_text("sessions", "sess_1", SOON_S)
+        await page.until_text("workers", f"{slot} held", SOON_S)
+        second = await scheduler.worker("second")
+        moving = await scheduler.caller(session_id="sess_1", avoided_worker_ids=["first"])
+        moved = await second.claim(await moving.granted())
+        await page.until_text("log", "Session sess_1 moves from first to second", SOON_S)
+        await first.finish(slot)
+        await page.until_no_text("sessions", "first", SOON_S)
+        await second.finish(moved.slot)
+        await page.until_no_text("sessions", "sess_1", SOON_S)
+        await page.until_text("log", "Session sess_1 ends at second", SOON_S)
+        assert page.tab.errors == []
+
+
+async def test_page_shows_the_queue_and_removes_a_ticket(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (scheduler, _, page):
+        waiting = await scheduler.caller(session_id="sess_waits")
+        await waiting.stands(1)
+        await page.until_text("queue", "sess_waits")
+        await page.press("#queue button")
+        await page.answer(is_yes=True)
+        await page.until_text("queue", "Nobody waits.")
+        assert (await waiting.refused()).reason.name == "TICKET_CANCELLED"
+        await page.until_text("status", "The ticket was removed from the queue.")
+
+
+async def test_drain_is_asked_for_and_taken_back(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (scheduler, _, page):
+        worker = await scheduler.worker("w", 2)
+        await hold(scheduler, worker, "sess_1")
+        await page.until_text("workers", "held")
+        await page.press("[data-key=w] .drain")
+        effect = await page.answer(is_yes=False)
+        assert "1 session moves when others have free slots." in effect
+        await page.press("[data-key=w] .drain")
+        await page.answer(is_yes=True)
+        await page.until_state("w", "draining")
+        await page.press("[data-key=w] .undrain")
+        await page.answer(is_yes=True)
+        await page.until_state("w", "serving")
+
+
+async def test_page_is_used_with_the_keyboard_and_keeps_the_focus(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (scheduler, _, page):
+        worker = await scheduler.worker("w", 2)
+        first = await hold(scheduler, worker, "sess_1")
+        await hold(scheduler, worker, "sess_2")
+        await page.until_text("sessions", "sess_2")
+        tab = page.tab
+        await tab.evaluate("document.querySelector('[data-key=w] .drain').focus()")
+        await tab.press("Enter")
+        await tab.until("document.getElementById('confirm').open")
+        assert await tab.evaluate("document.activeElement.textContent") == "Cancel"
+        await tab.press("Escape")
+        await tab.until("!document.getElementById('confirm').open")
+        assert await tab.evaluate("document.activeElement.className") == "drain"
+        await tab.evaluate("document.querySelector('[aria-label=\"End session sess_1\"]').focus()")
+        await worker.finish(first)
+        await page.until_no_text("sessions", "sess_1")
+        focused = "document.activeElement.getAttribute('aria-label')"
+        assert await tab.evaluate(focused) == "End session sess_2"
+
+
+async def test_kind_of_session_is_refused_and_allowed_again(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (_, _, page):
+        await page.press("#settings summary")
+        await page.until_text("estimates", "audio_duplex")
+        for verb, state in [("Refuse", "refused"), ("Allow", "allowed")]:
+            await page.press(f"#apps [aria-label='{verb} new sessions of Audio Full-Duplex']")
+            await page.answer(is_yes=True)
+            await page.until_text("settings-status", f"Audio Full-Duplex are {state}")
+
+
+async def test_page_keeps_what_it_knows_while_no_scheduler_answers(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (scheduler, _, page):
+        await scheduler.worker("w")
+        await page.until_state("w", "serving")
+        await scheduler.stop()
+        await page.until_text("status", "No scheduler answers")
+        await page.until_text("workers", "w")
+        await scheduler.start()
+        await page.until_live()
+
+
+async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(tmp_path: Path) -> None:
+    operators = KeyStore(tmp_path, "operators.toml", head="")
+    key = operators.add('operator = "ann"\nscopes = ["read"]').text
+    credentials = CredentialSettings(operator_keys=operators.path)
+    async with (
+        SchedulerHarness.running() as scheduler,
+        running_edge(
+            scheduler.address, credentials=credentials, operator_listen="127.0.0.1:0"
+        ) as edge,
+        opened(tmp_path, edge.operator_address) as page,
+    ):
+        await scheduler.worker("w")
+        tab = page.tab
+        await page.until_text("status", "The edge demands a key")
+        assert await tab.evaluate("document.activeElement.id") == "key"
+        assert await tab.evaluate("document.getElementById('content').hidden")
+        for text, answer in [("wrong", "The edge does not accept this key"), (key, "Live.")]:
+            await tab.evaluate(f"document.getElementById('key').value = {text!r}")
+            await tab.press("Enter")
+            await page.until_text("status", answer)
+        await page.until_state("w", "serving")
+        assert await tab.evaluate("document.getElementById('key').value") == ""
+        assert await tab.evaluate("localStorage.length") == 0
+        assert await tab.evaluate("document.cookie") == ""
+        await tab.evaluate("window.isOld = true")
+        await tab.call("Page.reload")
+        await tab.until("!window.isOld && document.readyState === 'complete'")
+        await page.until_live()
+        assert not [address for address in tab.addresses if key in address]
+        await page.press("[data-key=w] .drain")
+        await page.answer(is_yes=True)
+        await page.until_text("status", "The edge refuses: this operator lacks the scope 'drain'")
+
+
+async def test_recording_is_played_beside_its_units(tmp_path: Path) -> None:
+    recording = RecordingSettings(directory=tmp_path / "recordings", consent=Consent.ALWAYS)
+    async with live_edge(recording=recording) as live:
+        async with live.connect() as client:
+            await begin(client)
+            await live.fabric.conversation()
+            for _ in range(3):
+                await exchange(client)
+            await end(client)
+
+        async def is_mixed() -> bool:
+            return any(recording.directory.glob("*/replay.wav"))
+
+        await until(is_mixed, WITHIN_S)
+        async with opened(tmp_path, live.edge.address) as page:
+            await page.tab.until("!document.getElementById('content').hidden")
+            await page.press("#load-recordings")
+            await page.press("#recordings button")
+            await page.tab.until("!document.getElementById('player').hidden")
+            await page.until_text("units", "model listens (3 answers)")
+            await page.tab.until("document.getElementById('sound').duration > 2")
+            await page.press("#units tr:last-of-type button")
+            await page.tab.until("!!document.querySelector('#units tr[aria-current]')")
+
+
+async def test_page_fits_a_narrow_screen(tmp_path: Path) -> None:
+    async with live_page(tmp_path) as (scheduler, _, page):
+        worker = await scheduler.worker("a-worker-with-a-name-that-is-quite-long", 16)
+        await hold(scheduler, worker, "sess_" + 12 * "f")
+        await page.until_text("sessions", "sess_f")
+        await page.tab.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=320,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        await page.tab.until("document.documentElement.scrollWidth <= 320")
