@@ -35,7 +35,7 @@ async def ask(
 
 def page_paths(edge: LiveEdge) -> list[str]:
     paths = [route.path for route in edge.edge.routes if route.path.startswith("/pages/")]
-    return ["/", *paths]
+    return ["/", "/operator", *paths]
 
 
 async def test_each_file_has_its_type_the_policy_and_one_connection() -> None:
@@ -96,9 +96,9 @@ async def test_no_other_path_has_a_file(path: str) -> None:
 
 async def test_pages_can_be_switched_off() -> None:
     async with live_edge(pages="off") as edge:
-        assert page_paths(edge) == ["/"]
-        assert (await ask(edge, "/"))[0] == 404
-        assert (await ask(edge, "/pages/client/index.js"))[0] == 404
+        assert page_paths(edge) == ["/", "/operator"]
+        for path in ("/", "/operator", "/pages/client/index.js"):
+            assert (await ask(edge, path))[0] == 404
 
 
 async def test_pages_load_only_files_that_exist() -> None:
