@@ -25,6 +25,7 @@ from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.health_checks import TIME_LIMIT_S, UNREACHABLE_CODES, HealthChecks
 from duplane.fabric.lease_metadata import with_lease
+from duplane.fabric.queue_positions import OnQueued, never_growing
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.tls.identity import Role
 from duplane.fabric.v1 import (
@@ -47,7 +48,6 @@ _Answer = TypeVar("_Answer")
 _AcquireCall = grpc.aio.UnaryStreamCall[
     lease_pb2.AcquireLeaseRequest, lease_pb2.AcquireLeaseResponse
 ]
-OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 OnGranted = Callable[[lease_pb2.Granted], None]
 # If no scheduler answers, the client pauses for _RETRY_S and waits up to CONNECT_S for a
 # connection. Then it calls all schedulers again.
@@ -157,7 +157,7 @@ class FabricClient:
         """
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
-        on_queued = on_queued and _never_growing(on_queued)
+        on_queued = on_queued and never_growing(on_queued)
         current.caller_key = self._caller_key
         own_avoided = self._avoided.own(request)
         for attempt in itertools.count(1):
@@ -317,7 +317,7 @@ class FabricClient:
             if on_queued:
                 await on_queued(queued)
 
-        pass_on = _never_growing(keep_ticket)
+        pass_on = never_growing(keep_ticket)
         for attempt in range(_CLAIM_ATTEMPTS):
             current.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(current, pass_on)
@@ -387,19 +387,3 @@ class FabricClient:
         if granted.worker_id:
             self._avoided.add(granted)
             self._unreachable[granted.lease_id] = granted.worker_id
-
-
-def _never_growing(on_queued: OnQueued) -> OnQueued:
-    """Return a callback that passes positions on to `on_queued`, but never a growing position.
-
-    After a restart without its queue, a scheduler can count more tickets ahead of the caller than
-    before the restart, because callers whose grants were lost return too.
-    """
-    lowest: int | None = None
-
-    async def pass_on(queued: lease_pb2.Queued) -> None:
-        nonlocal lowest
-        queued.position = lowest = min(queued.position, lowest or queued.position)
-        await on_queued(queued)
-
-    return pass_on
