@@ -25,6 +25,7 @@ from duplane.fabric.settings import LogFormat, LogLevel, Names, PositiveInt, che
 from duplane.tools import servers
 from duplane.tools.command import CommandError, parse_settings
 from duplane.tools.up.environment import environment_without_settings
+from duplane.tools.up.page_addresses import operator_page, talk_page
 from duplane.tools.up.supervisor import Role, RoleError
 from duplane.tools.up.temporary import temporary_directory
 from duplane.tools.up.tracing import traced
@@ -117,6 +118,8 @@ class Fabric:
     """A running fabric: its addresses, and its processes in the order in which they drain."""
 
     edge: str
+    talk_page: str  # empty if the edge has none
+    operator_page: str  # empty if the edge has none, or its address is not known
     scheduler: str
     metrics: Sequence[Address]  # where edge, scheduler and workers serve metrics
     slot_count: int
@@ -161,12 +164,14 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
         interrupt.cancel()
         note = f"; {fabric.note}" if fabric.note else ""
         s = "s" if settings.tls_cert or settings.tls_self_signed else ""
+        page = f" {fabric.talk_page}" if fabric.talk_page else ""
         show(
-            f"duplane is ready: http{s}://{_host_for_pages(fabric.edge)}/"
-            f" ws{s}://{fabric.edge}/v1/realtime?mode=audio"
+            f"duplane is ready:{page} ws{s}://{fabric.edge}/v1/realtime?mode=audio"
             f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
             f" ({fabric.slot_count} slots{note})\n"
         )
+        if fabric.operator_page:
+            show(f"for operators: {fabric.operator_page}\n")
         if settings.tls_self_signed:
             show(_advice_for_phones(parse_address(fabric.edge, "address")))
         if fabric.metrics:
@@ -179,16 +184,6 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
         _log.info("draining: running sessions may end; Ctrl-C again stops at once")
         for role in fabric.roles:
             await role.drain()
-
-
-def _host_for_pages(address: str) -> str:
-    """Return the address as this machine's browsers should name it.
-
-    Without TLS they give a page the microphone only at localhost.
-    """
-    listened = parse_address(address, "address")
-    is_local = listened.is_loopback or listened.is_any
-    return str(Address("localhost", listened.port)) if is_local else address
 
 
 def _advice_for_phones(listened: Address) -> str:
@@ -307,8 +302,11 @@ async def running(settings: UpSettings, certificates: Path | None = None) -> Asy
             await worker.ready()
         _log.info("starting the edge")
         edge = start("edge", *at, *for_edge, metrics=of_edge, address=str(address))
+        served = await edge.ready()
         yield Fabric(
-            edge=await edge.ready(),
+            edge=served,
+            talk_page=talk_page(edge_settings, served),
+            operator_page=operator_page(edge_settings, served),
             scheduler=scheduler.address,
             metrics=metrics,
             slot_count=settings.worker_count * worker_settings.slot_count,
