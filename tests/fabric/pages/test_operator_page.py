@@ -2,98 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.browser import Browser, Tab, chromium
+from support.browser import Browser
 from support.edge.credential_rig import KeyStore
 from support.edge.live_edge import begin, end, exchange, live_edge
 from support.fabric.in_process import running_edge
-from support.scheduler.scheduler_harness import FakeWorker, SchedulerHarness
+from support.operator_page import hold, live_page, opened
+from support.scheduler.scheduler_harness import SchedulerHarness
 from support.time_limits import WITHIN_S, until
 
 from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.recording.settings import Consent, RecordingSettings
-from duplane.edge.server import Edge
 
 pytestmark = pytest.mark.slow
 SOON_S = 1.0  # in which the page must show a change
 
 
-@pytest.fixture(autouse=True)
-def needs_chromium() -> None:
-    chromium()
-
-
-class OperatorPage:
-    """The operator page in one tab."""
-
-    def __init__(self, tab: Tab) -> None:
-        self.tab = tab
-
-    async def until_live(self) -> None:
-        await self.tab.until("document.getElementById('status').textContent.startsWith('Live.')")
-
-    async def until_text(self, element: str, text: str, within_s: float = WITHIN_S) -> None:
-        script = f"document.getElementById({element!r}).textContent.includes({text!r})"
-        await self.tab.until(script, within_s)
-
-    async def until_no_text(self, element: str, text: str, within_s: float = WITHIN_S) -> None:
-        script = f"!document.getElementById({element!r}).textContent.includes({text!r})"
-        await self.tab.until(script, within_s)
-
-    async def until_state(self, worker: str, state: str, within_s: float = WITHIN_S) -> None:
-        script = f"document.querySelector('[data-key={worker}]')?.dataset.state === {state!r}"
-        await self.tab.until(script, within_s)
-
-    async def press(self, selector: str) -> None:
-        await self.tab.until(f"!!document.querySelector({selector!r})")
-        await self.tab.evaluate(f"document.querySelector({selector!r}).click()")
-
-    async def answer(self, is_yes: bool) -> str:
-        """Answer the dialog; return its text."""
-        await self.tab.until("document.getElementById('confirm').open")
-        text = await self.tab.text("confirm-text")
-        await self.press("#confirm-yes" if is_yes else "#confirm [value=no]")
-        await self.tab.until("!document.getElementById('confirm').open")
-        return text
-
-
-@contextlib.asynccontextmanager
-async def opened(folder: Path, address: str) -> AsyncGenerator[OperatorPage]:
-    """Open the page of an edge."""
-    async with Browser.running(folder) as browser:
-        tab = await browser.tab()
-        await tab.open(f"http://{address}/operator")
-        yield OperatorPage(tab)
-
-
-@contextlib.asynccontextmanager
-async def live_page(
-    folder: Path, **settings: Any
-) -> AsyncGenerator[tuple[SchedulerHarness, Edge, OperatorPage]]:
-    """Run a scheduler and an edge, and open the page."""
-    async with (
-        SchedulerHarness.running() as scheduler,
-        running_edge(scheduler.address, **settings) as edge,
-        opened(folder, edge.address) as page,
-    ):
-        await page.until_live()
-        yield scheduler, edge, page
-
-
-async def hold(scheduler: SchedulerHarness, worker: FakeWorker, session_id: str) -> int:
-    """Begin a session on the only worker; return its slot."""
-    caller = await scheduler.caller(session_id=session_id)
-    return (await worker.claim(await caller.granted())).slot
+@pytest.fixture(scope="module")
+async def chrome(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Browser]:
+    async with Browser.running(tmp_path_factory.mktemp("chrome")) as running:
+        yield running
 
 
 @pytest.mark.timing
-async def test_page_follows_the_begin_the_move_and_the_end_of_a_session(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (scheduler, _, page):
+async def test_page_follows_the_begin_the_move_and_the_end_of_a_session(chrome: Browser) -> None:
+    async with live_page(chrome) as (scheduler, _, page):
         first = await scheduler.worker("first", 2)
         await page.until_state("first", "serving")
         slot = await hold(scheduler, first, "sess_1")
@@ -111,8 +47,8 @@ async def test_page_follows_the_begin_the_move_and_the_end_of_a_session(tmp_path
         assert page.tab.errors == []
 
 
-async def test_page_shows_the_queue_and_removes_a_ticket(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (scheduler, _, page):
+async def test_page_shows_the_queue_and_removes_a_ticket(chrome: Browser) -> None:
+    async with live_page(chrome) as (scheduler, _, page):
         waiting = await scheduler.caller(session_id="sess_waits")
         await waiting.stands(1)
         await page.until_text("queue", "sess_waits")
@@ -123,8 +59,8 @@ async def test_page_shows_the_queue_and_removes_a_ticket(tmp_path: Path) -> None
         await page.until_text("status", "The ticket was removed from the queue.")
 
 
-async def test_drain_is_asked_for_and_taken_back(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (scheduler, _, page):
+async def test_drain_is_asked_for_and_taken_back(chrome: Browser) -> None:
+    async with live_page(chrome) as (scheduler, _, page):
         worker = await scheduler.worker("w", 2)
         await hold(scheduler, worker, "sess_1")
         await page.until_text("workers", "held")
@@ -139,8 +75,8 @@ async def test_drain_is_asked_for_and_taken_back(tmp_path: Path) -> None:
         await page.until_state("w", "serving")
 
 
-async def test_page_is_used_with_the_keyboard_and_keeps_the_focus(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (scheduler, _, page):
+async def test_page_is_used_with_the_keyboard_and_keeps_the_focus(chrome: Browser) -> None:
+    async with live_page(chrome) as (scheduler, _, page):
         worker = await scheduler.worker("w", 2)
         first = await hold(scheduler, worker, "sess_1")
         await hold(scheduler, worker, "sess_2")
@@ -160,8 +96,8 @@ async def test_page_is_used_with_the_keyboard_and_keeps_the_focus(tmp_path: Path
         assert await tab.evaluate(focused) == "End session sess_2"
 
 
-async def test_kind_of_session_is_refused_and_allowed_again(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (_, _, page):
+async def test_kind_of_session_is_refused_and_allowed_again(chrome: Browser) -> None:
+    async with live_page(chrome) as (_, _, page):
         await page.press("#settings summary")
         await page.until_text("estimates", "audio_duplex")
         for verb, state in [("Refuse", "refused"), ("Allow", "allowed")]:
@@ -170,8 +106,8 @@ async def test_kind_of_session_is_refused_and_allowed_again(tmp_path: Path) -> N
             await page.until_text("settings-status", f"Audio Full-Duplex are {state}")
 
 
-async def test_page_keeps_what_it_knows_while_no_scheduler_answers(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (scheduler, _, page):
+async def test_page_keeps_what_it_knows_while_no_scheduler_answers(chrome: Browser) -> None:
+    async with live_page(chrome) as (scheduler, _, page):
         await scheduler.worker("w")
         await page.until_state("w", "serving")
         await scheduler.stop()
@@ -181,7 +117,9 @@ async def test_page_keeps_what_it_knows_while_no_scheduler_answers(tmp_path: Pat
         await page.until_live()
 
 
-async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(tmp_path: Path) -> None:
+async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(
+    chrome: Browser, tmp_path: Path
+) -> None:
     operators = KeyStore(tmp_path, "operators.toml", head="")
     key = operators.add('operator = "ann"\nscopes = ["read"]').text
     credentials = CredentialSettings(operator_keys=operators.path)
@@ -190,7 +128,7 @@ async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(tmp_path: Path) 
         running_edge(
             scheduler.address, credentials=credentials, operator_listen="127.0.0.1:0"
         ) as edge,
-        opened(tmp_path, edge.operator_address) as page,
+        opened(chrome, edge.operator_address) as page,
     ):
         await scheduler.worker("w")
         tab = page.tab
@@ -215,7 +153,7 @@ async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(tmp_path: Path) 
         await page.until_text("status", "The edge refuses: this operator lacks the scope 'drain'")
 
 
-async def test_recording_is_played_beside_its_units(tmp_path: Path) -> None:
+async def test_recording_is_played_beside_its_units(chrome: Browser, tmp_path: Path) -> None:
     recording = RecordingSettings(directory=tmp_path / "recordings", consent=Consent.ALWAYS)
     async with live_edge(recording=recording) as live:
         async with live.connect() as client:
@@ -229,7 +167,7 @@ async def test_recording_is_played_beside_its_units(tmp_path: Path) -> None:
             return any(recording.directory.glob("*/replay.wav"))
 
         await until(is_mixed, WITHIN_S)
-        async with opened(tmp_path, live.edge.address) as page:
+        async with opened(chrome, live.edge.address) as page:
             await page.tab.until("!document.getElementById('content').hidden")
             await page.press("#load-recordings")
             await page.press("#recordings button")
@@ -240,8 +178,8 @@ async def test_recording_is_played_beside_its_units(tmp_path: Path) -> None:
             await page.tab.until("!!document.querySelector('#units tr[aria-current]')")
 
 
-async def test_page_fits_a_narrow_screen(tmp_path: Path) -> None:
-    async with live_page(tmp_path) as (scheduler, _, page):
+async def test_page_fits_a_narrow_screen(chrome: Browser) -> None:
+    async with live_page(chrome) as (scheduler, _, page):
         worker = await scheduler.worker("a-worker-with-a-name-that-is-quite-long", 16)
         await hold(scheduler, worker, "sess_" + 12 * "f")
         await page.until_text("sessions", "sess_f")

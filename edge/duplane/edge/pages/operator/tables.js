@@ -268,6 +268,7 @@ export class Table {
       return head ? cell : make("td");
     });
     this._head = make("thead", {}, make("tr", {}, ...cells));
+    this._head.hidden = true; // until there are rows
     this._body = make("tbody");
     this._table.replaceChildren(this._caption, this._head, this._body);
     /** @type {Map<string, Row>} */
