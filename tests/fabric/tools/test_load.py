@@ -165,6 +165,7 @@ def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
     assert row["slots_left"] == 0
     assert row["is_worker_time_known"]
     assert row["exported_bytes"] is None
+    assert row["page_bytes"] is None
     assert row["latency_ms"]["p50"] > row["added_ms"]["p50"] > 0
     for name in ("edge", "scheduler", "worker"):
         cost = row["processes"][name]
@@ -228,13 +229,16 @@ def test_session_that_does_not_open_ends_the_command_with_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_every_protocol_in_step_with_telemetry(tmp_path: Path) -> None:
+def test_every_protocol_in_step_with_telemetry_and_pages_of_operators(tmp_path: Path) -> None:
     flags = ("--sessions", "3", "--dialect", "A,C,grpc", "--phases", "step", "--telemetry")
+    flags = (*flags, "--operator-pages", "2")
     times = ("--seconds", "2", "--warm-up-s", "1", "--session-s", "2")
     rows = measure(*flags, *times, folder=tmp_path)["rows"]
     for row in rows:
         assert_answered_once(row)
         assert row["slots_left"] == 0
         assert row["exported_bytes"] > 1000
+        assert row["page_bytes"] > 1000
+        assert not [problem for problem in row["problems"] if "operators" in problem], row
     assert [row["dialect"] for row in rows] == ["A", "C", "grpc"]
     assert [row["is_worker_time_known"] for row in rows] == [False, True, True]

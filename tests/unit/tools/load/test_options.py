@@ -29,6 +29,8 @@ from duplane.tools.bench.options import FabricBench
             ["--workers", "2", "--kill-every-s", "4.5", "--seconds", "8.9"],
             "seconds is 8.9, must not be below 9, twice kill_every_s",
         ),
+        (["--url", "ws://h:1", "--operator-pages", "1"], "operator_pages: needs a fabric of the"),
+        (["--operator-pages", "9"], "operator_pages is 9, must not be above 8"),
         (["--process", "edge=1"], "process: needs url"),
         (["--url", "ws://h:1", "--process", "edge=x"], "process: must be NAME=ID"),
         (["--sessions", "0"], "must be numbers like 1,2,4"),

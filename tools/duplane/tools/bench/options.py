@@ -92,6 +92,9 @@ class FabricBench:
     tls: Annotated[bool, Parameter(negative=())] = False
     """The processes of the command's own fabric use mutual TLS, as with --fabric-tls. The clients
     of the edge do not."""
+    operator_pages: Annotated[NonNegativeInt, Le(8)] = 0
+    """Number of pages of operators that are open beside the sessions: each reads the stream of
+    events of the command's own edge. Compare the CPU time of the edge with a run without them."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
     """Search the largest number of sessions whose row holds. The search begins with the first of
     --sessions and doubles the number until a row does not hold; then it halves the interval. A
@@ -123,6 +126,8 @@ class FabricBench:
             raise ValueError("edge_cpu, telemetry and tls cannot be used with url")
         if self.tls and "grpc" in self.dialects:
             raise ValueError("tls cannot be used with the dialect grpc")
+        if self.operator_pages and self.url:
+            raise ValueError("operator_pages: needs a fabric of the command")
         self._check_stops()
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")

@@ -107,6 +107,7 @@ class Row:
     problems: Sequence[str]  # why the row does not hold; empty if it does
     moves: Moves | None = None  # null without `--kill-every-s` and `--restart-every-s`
     exported_bytes: int | None = None  # bytes of spans; null without `--telemetry`
+    page_bytes: int | None = None  # bytes of the streams; null without `--operator-pages`
 
     @property
     def holds(self) -> bool:

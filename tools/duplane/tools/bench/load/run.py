@@ -13,6 +13,7 @@ import orjson
 from duplane.tools.bench.load.capacity import search
 from duplane.tools.bench.load.files import check_writable, document
 from duplane.tools.bench.load.generators import Generators
+from duplane.tools.bench.load.operator_pages import OperatorPages
 from duplane.tools.bench.load.plan import UNIT_S, Plan, share
 from duplane.tools.bench.load.reports import LoadFigures
 from duplane.tools.bench.load.row import (
@@ -74,7 +75,11 @@ class _Run:
             )
             for indices in share(self._sessions, self._options.generators)
         ]
-        async with Generators(plans) as generators:
+        page_count = self._options.operator_pages
+        async with (
+            Generators(plans) as generators,
+            OperatorPages.reading(measured.edge_url, page_count) as pages,
+        ):
             watch = Watch({**measured.process_ids, _GENERATORS: lambda: generators.process_ids})
             watch.look()
             await generators.opened()
@@ -93,8 +98,13 @@ class _Run:
             finally:
                 watching.cancel()
                 stopping.cancel()
+            ended_count = pages.ended_count
         slots_left = await measured.slots_left()
-        return self._judge(seen, watch, start_s, slots_left, stopper.stops)
+        row = self._judge(seen, watch, start_s, slots_left, stopper.stops)
+        if not page_count:
+            return row
+        found = [f"{ended_count} streams for operators ended"] if ended_count else []
+        return replace(row, page_bytes=pages.byte_count, problems=[*row.problems, *found])
 
     def _judge(
         self,
