@@ -57,13 +57,18 @@ async def opened(chrome: Browser, address: str) -> AsyncGenerator[OperatorPage]:
     await tab.call("Page.close")
 
 
+def real_scheduler() -> contextlib.AbstractAsyncContextManager[SchedulerHarness]:
+    """Return a scheduler that calls no worker of a test silent: they send no regular reports."""
+    return SchedulerHarness.running(report_interval_s=WITHIN_S)
+
+
 @contextlib.asynccontextmanager
 async def live_page(
     chrome: Browser, **settings: Any
 ) -> AsyncGenerator[tuple[SchedulerHarness, Edge, OperatorPage]]:
     """Run a scheduler and an edge, and open the page."""
     async with (
-        SchedulerHarness.running() as scheduler,
+        real_scheduler() as scheduler,
         running_edge(scheduler.address, **settings) as edge,
         opened(chrome, edge.address) as page,
     ):

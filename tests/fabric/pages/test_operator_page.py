@@ -10,8 +10,8 @@ from support.browser import Browser
 from support.edge.credential_rig import KeyStore
 from support.edge.live_edge import begin, end, exchange, live_edge
 from support.fabric.in_process import running_edge
-from support.operator_page import hold, live_page, opened
-from support.scheduler.scheduler_harness import SchedulerHarness
+from support.operator_page import hold, live_page, opened, real_scheduler
+from support.scheduler.large_fabric import large_fabric
 from support.time_limits import WITHIN_S, until
 
 from duplane.edge.credentials.settings import CredentialSettings
@@ -124,7 +124,7 @@ async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(
     key = operators.add('operator = "ann"\nscopes = ["read"]').text
     credentials = CredentialSettings(operator_keys=operators.path)
     async with (
-        SchedulerHarness.running() as scheduler,
+        real_scheduler() as scheduler,
         running_edge(
             scheduler.address, credentials=credentials, operator_listen="127.0.0.1:0"
         ) as edge,
@@ -176,6 +176,23 @@ async def test_recording_is_played_beside_its_units(chrome: Browser, tmp_path: P
             await page.tab.until("document.getElementById('sound').duration > 2")
             await page.press("#units tr:last-of-type button")
             await page.tab.until("!!document.querySelector('#units tr[aria-current]')")
+
+
+async def test_page_shows_a_fabric_of_a_thousand_sessions(chrome: Browser) -> None:
+    async with (
+        large_fabric(worker_count=125) as scheduler,
+        running_edge(scheduler) as edge,
+        opened(chrome, edge.address) as page,
+    ):
+        await page.until_text("fabric", "125 workers, 1000 sessions")
+        await page.until_text("sessions", "1000 rows; the first 500 are shown.")
+        workers = "document.querySelectorAll('#workers li.worker').length"
+        assert await page.tab.evaluate(workers) == 125
+        held = "document.querySelectorAll('#workers li.held').length"
+        assert await page.tab.evaluate(held) == 1000
+        await page.press("[data-key=worker-0124] .drain")
+        assert "8 sessions move" in await page.answer(is_yes=False)
+        assert page.tab.errors == []
 
 
 async def test_page_fits_a_narrow_screen(chrome: Browser) -> None:

@@ -18,13 +18,14 @@ export class Chart {
   /**
    * @param {string} title
    * @param {readonly Line[]} lines
-   * @param {{unit: string, leastTop: number, marks?: (sample: Sample) => number}} scale
+   * @param {{unit: string, leastTop: number, marks?: (sample: Sample) => number, note?: string}} scale
    */
-  constructor(title, lines, { unit, leastTop, marks }) {
+  constructor(title, lines, { unit, leastTop, marks, note = "" }) {
     this._lines = lines;
     this._unit = unit;
     this._leastTop = leastTop;
     this._marks = marks;
+    this._note = note;
     this._svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true", focusable: "false" });
     this._paths = lines.map((line) => shape("path", { class: line.className }));
     this._late = shape("path", { class: "late" });
@@ -54,7 +55,7 @@ export class Chart {
       const known = (values[index] ?? []).filter((value) => value !== null);
       return known.length ? `${line.name} ${known.at(-1)}${this._unit}` : `${line.name} unknown`;
     });
-    return latest.join(", ");
+    return latest.join(", ") + this._note;
   }
 }
 

@@ -15,10 +15,14 @@ const status = byId("status", HTMLElement);
 const content = byId("content", HTMLElement);
 const login = byId("login", HTMLFormElement);
 
+const PAUSE_FACTOR = 4;
+const MAX_PAUSE_MS = 500; // a change is shown within a second
+
 let clockOffsetS = 0; // the edge's clock minus that of this machine
 let isLive = false;
 let notice = ""; // of the last action
 let isRenderDue = false;
+let renderedMs = 0; // how long the last rendering took
 /** @type {Watch | null} */
 let watch = null;
 
@@ -84,12 +88,12 @@ const charts = [
     { unit: "", leastTop: 5 },
   ),
   new Chart(
-    "Units of this edge (marks: late)",
+    "Units of this edge",
     [
       { name: "median", className: "first", value: (sample) => rounded(sample.p50_ms) },
       { name: "95 %", className: "second", value: (sample) => rounded(sample.p95_ms) },
     ],
-    { unit: " ms", leastTop: 100, marks: (sample) => sample.late_count },
+    { unit: " ms", leastTop: 100, marks: (sample) => sample.late_count, note: "; marks: late units" },
   ),
 ];
 
@@ -125,17 +129,20 @@ async function act(question, path, request, done) {
 function renderSoon() {
   if (isRenderDue) return;
   isRenderDue = true;
-  requestAnimationFrame(render);
+  // A large fabric changes all the time: rendering leaves most of the time to the person's actions.
+  setTimeout(() => requestAnimationFrame(render), Math.min(MAX_PAUSE_MS, PAUSE_FACTOR * renderedMs));
 }
 
 function render() {
   isRenderDue = false;
+  const beganMs = performance.now();
   const now = Date.now() / 1000 + clockOffsetS;
   if (isLive) setText(status, liveStatus());
   tables.render(now);
   for (const chart of charts) chart.render(model.samples, now);
   setText(byId("fabric", HTMLElement), fabricSentence());
   setText(byId("edge", HTMLElement), edgeSentence());
+  renderedMs = performance.now() - beganMs;
 }
 
 /** Return the sentence that readers of the screen hear when it changes: it has no counts. */

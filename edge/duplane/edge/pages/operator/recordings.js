@@ -44,7 +44,7 @@ export class Recordings {
             meta.duration_s === null ? "runs" : duration(meta.duration_s),
             meta.mode,
             meta.dialect ?? "",
-            `${meta.close_reason ?? ""}${meta.is_incomplete ? " (incomplete)" : ""}`,
+            `${meta.close_reason ?? ""}${meta.is_incomplete && meta.duration_s !== null ? " (incomplete)" : ""}`,
           ],
           action: { text: "Play", label: `Play recording ${meta.session_id}` },
           row: meta,

@@ -58,7 +58,7 @@ export class Tables {
       const slots = granted.get(lease.worker_id) ?? new Set();
       granted.set(lease.worker_id, slots.add(lease.slot));
     }
-    const sorted = [...workers].sort(([one], [other]) => one.localeCompare(other));
+    const sorted = [...workers].sort(([one], [other]) => (one < other ? -1 : 1));
     reconcile(
       this._workers,
       sorted,
@@ -95,7 +95,7 @@ export class Tables {
   _renderSessions(now) {
     const leases = [...this._model.leases.values()].sort((one, other) => one.granted_at - other.granted_at);
     this._sessions.render(
-      leases.map((lease) => ({
+      leases.slice(0, MAX_ROWS).map((lease) => ({
         key: lease.lease_id,
         cells: [
           lease.session_id || "without a name",
@@ -112,6 +112,7 @@ export class Tables {
       "No session runs.",
       this._model.cut.includes("leases"),
       this._actions.endSession,
+      leases.length,
     );
   }
 
@@ -129,7 +130,7 @@ export class Tables {
       (one, other) => one.pool.localeCompare(other.pool) || one.position - other.position,
     );
     this._queue.render(
-      tickets.map((ticket) => ({
+      tickets.slice(0, MAX_ROWS).map((ticket) => ({
         key: ticket.ticket_id,
         cells: [
           `${ticket.position}${ticket.pool ? ` in ${ticket.pool}` : ""}`,
@@ -146,6 +147,7 @@ export class Tables {
       "Nobody waits.",
       this._model.cut.includes("tickets"),
       this._actions.cancelTicket,
+      tickets.length,
     );
   }
 
@@ -200,6 +202,12 @@ export function clockTime(atS) {
 }
 
 /**
+ * What the slots of an item were drawn from.
+ * @type {WeakMap<Element, {worker: import("./model.js").Worker, grants: string}>}
+ */
+const shownSlots = new WeakMap();
+
+/**
  * @param {HTMLLIElement} item
  * @param {import("./model.js").Worker} worker
  * @param {ReadonlySet<number>} granted
@@ -210,6 +218,14 @@ function updateWorker(item, worker, granted, now) {
   item.dataset["state"] = state;
   setText(part(item, ".state"), state);
   setText(part(item, ".facts"), workerFacts(worker, now));
+  setDisabled(part(item, ".drain"), worker.lost_at !== null || worker.is_draining);
+  setDisabled(part(item, ".undrain"), worker.lost_at !== null || !worker.is_draining);
+  setDisabled(part(item, ".stop"), worker.lost_at !== null);
+  // Large fabrics have thousands of slots, of which few have changed.
+  const grants = [...granted].join(" ");
+  const shown = shownSlots.get(item);
+  if (shown?.worker === worker && shown.grants === grants) return;
+  shownSlots.set(item, { worker, grants });
   reconcile(
     part(item, ".slots"),
     worker.slots.map((slot) => [String(slot.slot), slot]),
@@ -221,10 +237,6 @@ function updateWorker(item, worker, granted, now) {
       cell.title = slot.session_id ? `session ${slot.session_id} (${slot.kind})` : "";
     },
   );
-  const isLost = worker.lost_at !== null;
-  setDisabled(part(item, ".drain"), isLost || worker.is_draining);
-  setDisabled(part(item, ".undrain"), isLost || !worker.is_draining);
-  setDisabled(part(item, ".stop"), isLost);
 }
 
 /** @param {import("./model.js").Worker} worker @param {number} now */
@@ -281,11 +293,12 @@ export class Table {
    * @param {string} none
    * @param {boolean} isCut
    * @param {(row: Row) => void} act
+   * @param {number} [all] how many rows there are, if `rows` has only the first ones
    */
-  render(rows, none, isCut, act) {
+  render(rows, none, isCut, act, all = rows.length) {
     const shown = rows.slice(0, MAX_ROWS);
     this._rows = new Map(shown.map((each) => [each.key, each.row]));
-    setText(this._caption, captionOf(rows.length, shown.length, none, isCut));
+    setText(this._caption, captionOf(all, shown.length, none, isCut));
     this._head.hidden = !rows.length;
     reconcile(
       this._body,
