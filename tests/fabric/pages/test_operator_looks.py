@@ -65,8 +65,9 @@ async def fill(scheduler: SchedulerHarness, edge: Edge, page: OperatorPage) -> N
     await page.until_text("workers", "paused")
     waiting = await scheduler.caller(session_id="sess_waits", needs=labels)
     await waiting.stands(1)
-    other = await scheduler.worker("other")
+    other = await scheduler.worker("other", release="1.2.3")
     await page.until_state("other", "serving")
+    await page.until_text("workers", "release 1.2.3")
     await other.vanish()
     await page.until_state("other", "lost")
     figures, now_s = edge.metrics.figures, LoopClock().now().wall_s

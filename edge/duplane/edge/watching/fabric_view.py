@@ -230,6 +230,7 @@ def _worker(status: admin_pb2.WorkerStatus, now_s: float) -> dict[str, object]:
     return {
         "worker_id": register.worker_id,
         "address": register.address,
+        "release": register.release,
         "pool": register.pool,
         "labels": dict(register.labels),
         "device": register.device.name,

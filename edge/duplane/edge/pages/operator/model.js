@@ -8,7 +8,7 @@ const MAX_ENDED = 1000; // sessions that have ended and may continue at another 
 /**
  * @typedef {{slot: number, state: string, lease_id?: string, session_id?: string, kind?: string,
  *   is_paused?: boolean, cannot_move?: boolean}} Slot
- * @typedef {{worker_id: string, address: string, pool: string, labels: Record<string, string>,
+ * @typedef {{worker_id: string, address: string, release: string, pool: string, labels: Record<string, string>,
  *   device: string, device_description: string, kinds: string[], slots: Slot[],
  *   attached_at: number, reported_at: number, is_draining: boolean, is_silent: boolean,
  *   is_unreachable: boolean, lost_at: number | null, lost_reason: string, unit_count: number,

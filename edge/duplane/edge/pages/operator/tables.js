@@ -243,6 +243,7 @@ function updateWorker(item, worker, granted, now) {
 function workerFacts(worker, now) {
   const facts = [worker.address, worker.device_description || worker.device];
   const labels = Object.entries(worker.labels).map(([name, value]) => `${name}=${value}`);
+  facts.push(worker.release && `release ${worker.release}`);
   facts.push(worker.pool && `pool ${worker.pool}`, labels.join(", "));
   if (worker.unit_ms !== null) facts.push(`units ${worker.unit_ms} ms (median)`);
   if (worker.memory_used_bytes !== null) facts.push(memory(worker.memory_used_bytes, worker.memory_bytes));
