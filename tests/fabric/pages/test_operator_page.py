@@ -65,10 +65,13 @@ async def test_drain_is_asked_for_and_taken_back(chrome: Browser) -> None:
         await hold(scheduler, worker, "sess_1")
         await page.until_text("workers", "held")
         await page.press("[data-key=w] .drain")
-        effect = await page.answer(is_yes=False)
+        await page.tab.until("document.getElementById('confirm').open")
+        # Asked again at once, before the page has noticed that it was answered.
+        no = "document.querySelector('#confirm [value=no]').click()"
+        drain = "document.querySelector('[data-key=w] .drain').click()"
+        await page.tab.evaluate(f"{no}; {drain}")
+        effect = await page.answer(is_yes=True)
         assert "1 session moves when others have free slots." in effect
-        await page.press("[data-key=w] .drain")
-        await page.answer(is_yes=True)
         await page.until_state("w", "draining")
         await page.press("[data-key=w] .undrain")
         await page.answer(is_yes=True)

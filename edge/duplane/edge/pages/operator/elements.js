@@ -105,12 +105,22 @@ export function setDisabled(button, isDisabled) {
   button.setAttribute("aria-disabled", String(isDisabled));
 }
 
+/** @type {Promise<boolean>} */
+let lastAnswer = Promise.resolve(false);
+
 /**
- * Ask in a dialog that names the effect. Cancel has the focus.
+ * Ask in a dialog that names the effect. Cancel has the focus. There is one dialog, so a question
+ * waits until the one before it is answered.
  * @param {{title: string, text: string, yes: string}} question
  * @returns {Promise<boolean>}
  */
-export function confirmed({ title, text, yes }) {
+export function confirmed(question) {
+  lastAnswer = lastAnswer.then(() => ask(question));
+  return lastAnswer;
+}
+
+/** @param {{title: string, text: string, yes: string}} question @returns {Promise<boolean>} */
+function ask({ title, text, yes }) {
   const dialog = byId("confirm", HTMLDialogElement);
   byId("confirm-title", HTMLElement).textContent = title;
   byId("confirm-text", HTMLElement).textContent = text;
