@@ -3,6 +3,8 @@
 If the session must wait in the queue, the client prints the type of the first event and waits until
 it is killed. Otherwise it sends UNITS units without reading answers, prints `sent`, and sends more
 units until it is killed.
+
+It does not use the client library, because it never reads the answers.
 """
 
 from __future__ import annotations

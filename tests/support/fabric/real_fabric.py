@@ -141,7 +141,11 @@ def get_json(url: str) -> tuple[int, dict[str, Any]]:
 
 
 class Client:
-    """A client of dialect A that sends each unit as soon as the previous one is answered."""
+    """A client of dialect A that sends each unit as soon as the previous one is answered.
+
+    It does not use the client library: tests compare the events themselves, and break connections
+    at times at which the library would not.
+    """
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
