@@ -109,7 +109,9 @@ async def fabric() -> AsyncGenerator[Monitored]:
         assert up.stdout
         async with asyncio.timeout(WITHIN_S):
             ready = (await up.stdout.readline()).decode()
-            metrics = (await up.stdout.readline()).decode()
+            metrics = ready
+            while metrics and not metrics.startswith("metrics of "):
+                metrics = (await up.stdout.readline()).decode()
         edge = re.search(r"ws://(\S+?)/", ready)
         urls = re.findall(r"http://\S+", metrics)
         assert edge, ready
