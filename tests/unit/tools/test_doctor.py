@@ -17,7 +17,7 @@ from support.tools.command import run_command
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.tls.identity import Role
 from duplane.scheduler.settings import SchedulerSettings
-from duplane.tools.doctor import certificates, device, limits
+from duplane.tools.doctor import certificates, device, limits, peers
 from duplane.tools.doctor.device import Torch
 from duplane.tools.doctor.findings import Finding, Level, flag_named, to_text
 from duplane.worker.settings import WorkerSettings
@@ -251,7 +251,10 @@ def test_what_a_process_refuses_at_its_start_is_a_finding() -> None:
     assert (wrong["check"], wrong["flag"]) == ("start", "--fabric-tls")
 
 
-def test_scheduler_alone_is_well_and_etcd_that_does_not_answer_is_an_error() -> None:
+def test_scheduler_alone_is_well_and_etcd_that_does_not_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "TIMEOUT_S", 0.1)
     code, output = run_command("doctor", "scheduler", "--grace-s", "30")
     assert code == 0, output
     (port,) = free_ports(1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -24,10 +27,12 @@ from duplane.tools.command import CommandError
 from duplane.tools.doctor.findings import Finding, Level, error, ok, warning
 from duplane.tools.operators.snapshots import merge, read_fabric
 
+Answer = TypeVar("Answer")
 CHECK, RIGHTS = "peers", "rights in etcd"
-TIMEOUT_S = 5.0  # for one call
+TIMEOUT_S = 5.0  # for one peer, or one thing to do in etcd
 _MAX_CALLS = 64  # at the same time
-_LEASE_S = 5  # of the lease that shows whether etcd grants one
+_PAUSE_S = 0.1  # between two attempts at etcd
+_LEASE_S = 60  # of the lease that shows whether etcd grants one
 
 
 async def schedulers(
@@ -119,7 +124,7 @@ async def store(settings: SchedulerSettings) -> AsyncIterator[Finding]:
 
 async def _member(client: EtcdClient, address: str, settings: SchedulerSettings) -> Finding:
     try:
-        alarms = await client.alarms()
+        alarms = await _patient(client.alarms)
     except NoAnswerError as failure:
         hint = "" if settings.store_ca else "; if it has TLS, give --store-ca"
         return error(CHECK, "--store", f"etcd does not answer: {failure}{hint}")
@@ -135,14 +140,14 @@ async def _rights(
 ) -> AsyncIterator[Finding]:
     key = Keys(prefix).barrier  # each scheduler writes it to find out whether it may write
     lease = secrets.randbelow(2**62) + 1
-    steps: Sequence[tuple[str, Awaitable[object]]] = (
-        ("read", client.read(key)),
-        ("write", client.put(key, b"")),
-        ("grant leases", _lease(client, lease)),
+    steps: Sequence[tuple[str, Callable[[], Awaitable[object]]]] = (
+        ("read", partial(client.read, key)),
+        ("write", partial(client.put, key, b"")),
+        ("grant leases", partial(_lease, client, lease)),
     )
     for what, step in steps:
         try:
-            await step
+            await _patient(step)
         except (NoAnswerError, FullError) as failure:
             yield error(RIGHTS, "--store", f"etcd does not let it {what}: {failure}")
         except EtcdError as failure:
@@ -150,6 +155,23 @@ async def _rights(
             yield error(RIGHTS, _login(settings), message)
         else:
             yield ok(RIGHTS, "--store", f"it may {what} below {prefix}")
+
+
+async def _patient(step: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Do something in etcd. While no member answers, repeat it until the time has passed.
+
+    The time limits of a scheduler's calls are short, because it has other members and other work.
+    """
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return await step()
+        except FullError:
+            raise
+        except NoAnswerError:
+            if time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(_PAUSE_S)
 
 
 async def _lease(client: EtcdClient, lease: int) -> None:
