@@ -126,3 +126,40 @@ async def test_lost_connection_is_said(chrome: Browser) -> None:
             await page.until_state("ended")
         said = "The connection to the server is lost, and the conversation with it."
         assert await page.status() == said
+
+
+async def test_start_works_again_after_the_browser_has_failed_at_the_end(chrome: Browser) -> None:
+    async with live_edge() as edge:
+        page = await open_page(chrome, edge.edge.address)
+        await page.tab.evaluate(
+            """
+            AudioContext.prototype.close = () => new Promise(() => {});
+            URL.createObjectURL = () => { throw new Error("no memory"); };
+            """
+        )
+        for _ in range(2):
+            await page.talk()
+            await page.tab.until("document.querySelectorAll('#units li').length >= 1")
+            await page.end()
+            assert await page.status() == "The conversation is over."
+            assert "no memory" in await page.tab.text("advice")
+
+
+async def test_person_leaves_while_the_server_does_not_answer(chrome: Browser) -> None:
+    async with live_edge() as edge:
+        page = await open_page(chrome, edge.edge.address)
+        await page.until_state("idle")
+        await page.tab.evaluate(
+            """
+            document.getElementById("voice").value = "default";
+            window.fetch = () => new Promise(() => { window.isAsked = true; });
+            """
+        )
+        await page.start()
+        await page.tab.until("window.isAsked")
+        await page.tab.click("start")
+        await page.until_state("ended")
+        assert await page.status() == "The conversation is over."
+        await page.tab.evaluate("document.getElementById('voice').value = ''")
+        await page.talk()
+        await page.end()

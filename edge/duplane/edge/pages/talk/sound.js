@@ -92,6 +92,7 @@ export class Sound {
   #lags = new Map(); // id -> frames of a piece that belong to the one before
   #isMuted = false;
   #watch = 0;
+  #isClosed = false;
 
   /** Call this in the handler of a click, before anything asynchronous: phones demand it. */
   constructor(calls) {
@@ -128,6 +129,7 @@ export class Sound {
     } catch {
       throw new SoundError("The server cannot be reached."); // it has the module
     }
+    if (this.#isClosed) return; // the person has left meanwhile
     this.#playback = new AudioWorkletNode(this.#context, "playback", {
       numberOfInputs: 0,
       outputChannelCount: [2],
@@ -227,12 +229,14 @@ export class Sound {
     }, STALL_MS);
   }
 
-  async close() {
+  /** Let the sound go. Nothing waits for the browser: one without a sound device may never answer. */
+  close() {
+    this.#isClosed = true;
     clearInterval(this.#watch);
     this.#source?.disconnect();
     if (this.#capture) this.#capture.port.onmessage = null;
     if (this.#playback) this.#playback.port.onmessage = null;
-    await this.#context.close();
+    this.#context.close().catch(() => {});
   }
 }
 

@@ -84,9 +84,8 @@ class Talk {
     this.#microphone = await this.#openMicrophone();
     if (settings.hasCamera) await this.#unlessLeft(this.#camera.open(settings.camera));
     await settings.listDevices();
-    await this.#sound.open(this.#microphone, settings.speaker);
-    const options = await settings.session();
-    this.#leaving.signal.throwIfAborted();
+    await this.#unlessLeft(this.#sound.open(this.#microphone, settings.speaker));
+    const options = await this.#unlessLeft(settings.session());
     this.#show("connecting", "Connecting.");
     this.#session = new DuplexSession(settings.url, {
       ...options,
@@ -127,10 +126,12 @@ class Talk {
     }
   }
 
-  #unlessLeft(promise) {
+  // The person may leave before or while the promise is awaited.
+  async #unlessLeft(promise) {
     const { signal } = this.#leaving;
     const left = new Promise((_, reject) => {
       signal.addEventListener("abort", () => reject(signal.reason));
+      if (signal.aborted) reject(signal.reason);
     });
     return Promise.race([promise, left]);
   }
@@ -323,11 +324,11 @@ class Talk {
     this.#camera.close();
     stop(this.#microphone);
     await this.#session?.close();
-    await this.#sound.close();
+    this.#sound.close();
     if (this.#replay.isEmpty) return;
     const recording = this.#session.created?.recording_session_id ?? null;
     const facts = { session: this.#session.created?.session_id ?? null, recording };
-    forget = view.offer(this.#replay.toWav(), this.#replay.toJson(facts), recording);
+    forget = view.offer(this.#replay, facts);
   }
 }
 

@@ -143,12 +143,19 @@ export class View {
   }
 
   /** Offer the replay and the files of a conversation. Returns a function that lets them go. */
-  offer(sound, units, recordingId) {
-    const addresses = [sound, units].map((blob) => URL.createObjectURL(blob));
+  offer(replay, facts) {
+    let addresses;
+    try {
+      addresses = [replay.toWav(), replay.toJson(facts)].map((blob) => URL.createObjectURL(blob));
+    } catch (error) {
+      // The memory of a phone may be too small. Another conversation is possible.
+      this.advise(`The page cannot replay the conversation: ${error.message}`);
+      return () => {};
+    }
     find("replay").src = find("sound-file").href = addresses[0];
     find("unit-file").href = addresses[1];
-    find("recorded").hidden = !recordingId;
-    find("recorded").textContent = `The server has recorded this conversation as ${recordingId}.`;
+    find("recorded").hidden = !facts.recording;
+    find("recorded").textContent = `The server has recorded this conversation as ${facts.recording}.`;
     find("after").hidden = false;
     return () => addresses.forEach((address) => URL.revokeObjectURL(address));
   }
