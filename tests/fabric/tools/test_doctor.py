@@ -16,17 +16,20 @@ from support.time_limits import WITHIN_S
 from support.tools.command import run_command
 
 from duplane.fabric.tls.identity import Role
+from duplane.scheduler.etcd import client as etcd
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.tools.doctor import peers
 from duplane.tools.operators import snapshots
 
+CHEAP_LOGIN = ("--bcrypt-cost", "4")  # by default a login takes a tenth of a second of CPU
 ROOT_USER = etcd_pb2.AuthenticateRequest(name="root", password="p")
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine may miss the doctor's own limits."""
+    """A loaded machine may miss the limits of the doctor and of the client of etcd."""
+    monkeypatch.setattr(etcd, "CALL_TIMEOUT_S", WITHIN_S)
     monkeypatch.setattr(peers, "TIMEOUT_S", WITHIN_S)
     monkeypatch.setattr(snapshots, "TIMEOUT_S", WITHIN_S)
 
@@ -96,7 +99,7 @@ async def test_rights_in_etcd_are_tried(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.touch(mode=0o600)
     password.write_text("p")
-    async with EtcdCluster.running(tmp_path / "etcd") as cluster:
+    async with EtcdCluster.running(tmp_path / "etcd", flags=CHEAP_LOGIN) as cluster:
         store = ("--store", cluster.url("/fabric/"))
         code, found = await doctor("scheduler", *store)
         assert code == 0, found
