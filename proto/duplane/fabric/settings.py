@@ -9,7 +9,7 @@ field is its help. The bounds are checked whenever an instance is made, be it fr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -52,10 +52,29 @@ def check_bounds(settings: object) -> None:
                 raise ValueError(f"{name} is {value}, must {problem}{_flag(bounds)}")
 
 
+def check_arguments(function: Callable[..., object], arguments: Mapping[str, object]) -> None:
+    """Check the bounds of every number among the arguments of a function that is a command.
+
+    Raises ValueError with a message that begins with the flag. NaN is outside every bound.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    for name, value in arguments.items():
+        if not isinstance(value, int | float):
+            continue
+        metadata = tuple(_metadata(hints[name]))
+        flag = next(_flags(metadata), "--" + name.replace("_", "-"))
+        for bound in metadata:
+            if problem := _problem(bound, value):
+                raise ValueError(f"{flag} is {value}, must {problem}")
+
+
 def _flag(metadata: Sequence[object]) -> str:
     """Return the flag that a `Parameter` names, in brackets; empty if none does."""
-    names = (name for each in metadata if isinstance(each, Parameter) for name in each.name or ())
-    return next((f" (flag {name})" for name in names), "")
+    return next((f" (flag {name})" for name in _flags(metadata)), "")
+
+
+def _flags(metadata: Sequence[object]) -> Iterator[str]:
+    return (name for each in metadata if isinstance(each, Parameter) for name in each.name or ())
 
 
 @functools.cache

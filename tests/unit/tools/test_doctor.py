@@ -243,6 +243,26 @@ def test_settings_that_cannot_be_used_are_a_finding() -> None:
     assert (finding["level"], finding["flag"]) == ("error", "--queue-s")
 
 
+@pytest.mark.parametrize(
+    "order", [("--config", "{}", "scheduler"), ("scheduler", "--config", "{}")]
+)
+def test_config_file_is_read_on_either_side_of_the_role(
+    order: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = tmp_path / "duplane.toml"
+    config.write_text('[scheduler]\nlisten = "0.0.0.0:1"\n')
+    arguments = [part.format(config) for part in order]
+    code, output = run_command("doctor", *arguments, "--json")
+    assert code == 1, output
+    (wrong,) = (one for one in orjson.loads(output)["findings"] if one["level"] == "error")
+    assert (wrong["check"], wrong["flag"]) == ("start", "--fabric-tls")
+
+
+def test_time_until_a_process_is_killed_is_above_zero() -> None:
+    code, output = run_command("doctor", "scheduler", "--grace-s", "-5")
+    assert (code, output) == (2, "duplane: --grace-s is -5.0, must be above 0\n")
+
+
 def test_what_a_process_refuses_at_its_start_is_a_finding() -> None:
     code, output = run_command("doctor", "scheduler", "--listen", "0.0.0.0:1", "--json")
     findings = orjson.loads(output)["findings"]

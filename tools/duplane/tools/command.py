@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from cyclopts import App, CycloptsError, Parameter
@@ -17,6 +18,7 @@ from cyclopts.config import Dict, Env
 from cyclopts.types import ExistingFile
 
 from duplane.fabric.monitoring.logs import report_failure
+from duplane.fabric.settings import check_arguments
 from duplane.tools.config_file import read_config
 
 EXIT_FAILED = 1
@@ -79,14 +81,22 @@ def launch(
     """Run the verb that `arguments` name."""
     app.config = (_ENVIRONMENT,)
     if config is not None:
-        try:
-            tables = read_config(config)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        app.config = (_ENVIRONMENT, Dict(tables, source=str(config)))
-        # The processes that `up` starts inherit it.
-        os.environ[CONFIG_VARIABLE] = str(config.absolute())
+        use_config(config)
     return _run(app, arguments)
+
+
+def use_config(config: Path) -> None:
+    """Take settings from this file, which flags and environment variables override.
+
+    Raises UsageError.
+    """
+    try:
+        tables = read_config(config)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    app.config = (_ENVIRONMENT, Dict(tables, source=str(config)))
+    # The processes that `up` starts inherit it.
+    os.environ[CONFIG_VARIABLE] = str(config.absolute())
 
 
 def parse_settings(
@@ -138,6 +148,8 @@ def _run(owner: App, arguments: Sequence[str]) -> int:
 
 def _parse(owner: App, arguments: Sequence[str]) -> Any:
     try:
-        return owner.parse_args(arguments, exit_on_error=False, print_error=False)[:2]
+        verb, bound = owner.parse_args(arguments, exit_on_error=False, print_error=False)[:2]
+        check_arguments(verb, bound.arguments)
     except (CycloptsError, ValueError) as error:
         raise UsageError(str(error)) from None
+    return verb, bound

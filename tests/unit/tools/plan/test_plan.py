@@ -119,3 +119,12 @@ def test_unusable_file_is_named(tmp_path: Path, content: bytes, message: str) ->
     assert code == 2
     assert f"--device {file}" in text
     assert message in text
+
+
+@pytest.mark.parametrize("wrong", [("--sessions", "0"), ("--session-minutes", "nan")])
+def test_numbers_out_of_their_bounds_are_refused_by_name(wrong: tuple[str, str]) -> None:
+    given = {"--sessions": "10", "--speaking": "0.5", "--device": "h200"} | dict([wrong])
+    code, output = run_command("plan", *(word for pair in given.items() for word in pair))
+    assert code == 2
+    assert output.startswith(f"duplane: {wrong[0]} is ")
+    assert output.endswith(", must be above 0\n")

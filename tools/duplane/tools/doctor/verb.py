@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import orjson
 from cyclopts import Parameter
+from cyclopts.types import ExistingFile
 
 from duplane.fabric.settings import PositiveFloat
 from duplane.tools import servers
-from duplane.tools.command import EXIT_FAILED, UsageError, app, parse_settings
+from duplane.tools.command import EXIT_FAILED, UsageError, app, parse_settings, use_config
 
 if TYPE_CHECKING:
     from duplane.tools.doctor.limits import Settings
@@ -27,6 +28,8 @@ def doctor(
     *flags: Annotated[str, Parameter(allow_leading_hyphen=True)],
     grace_s: PositiveFloat | None = None,
     as_json: Annotated[bool, Parameter("--json", negative=())] = False,
+    # `flags` take each flag after the role that is unknown here, also this one of all verbs.
+    config: Annotated[ExistingFile | None, Parameter(show=False)] = None,
 ) -> int:
     """Check on this host whether a process could serve with its settings. It starts nothing.
 
@@ -48,6 +51,8 @@ def doctor(
         `terminationGracePeriodSeconds` of Kubernetes, `stop_grace_period` of Compose.
     as_json
         Print the findings as one JSON object in a line.
+    config
+        TOML file with the settings of the process.
     """
     from duplane.tools.doctor.examination import examine
     from duplane.tools.doctor.findings import (
@@ -59,6 +64,8 @@ def doctor(
         to_text,
     )
 
+    if config is not None:
+        use_config(config)
     found: list[Finding] = []
     try:
         settings = _settings(role, flags)
