@@ -57,10 +57,10 @@ def check_arguments(function: Callable[..., object], arguments: Mapping[str, obj
 
     Raises ValueError with a message that begins with the flag. NaN is outside every bound.
     """
-    hints = get_type_hints(function, include_extras=True)
-    for name, value in arguments.items():
-        if not isinstance(value, int | float):
-            continue
+    numbers = {name: value for name, value in arguments.items() if isinstance(value, int | float)}
+    # The types of functions of libraries, such as the one for --help, may be unknown here.
+    hints = get_type_hints(function, include_extras=True) if numbers else {}
+    for name, value in numbers.items():
         metadata = tuple(_metadata(hints[name]))
         flag = next(_flags(metadata), "--" + name.replace("_", "-"))
         for bound in metadata:
