@@ -12,24 +12,28 @@ from duplane.fabric.v1 import session_pb2
 # The protocols count one slice for every 64 tokens of pictures, whatever the model makes of them.
 FRAME_SLICE_TOKENS = 64
 BACKEND = "duplane"
+_STAGES = (
+    *("total", "audio", "vision", "prefill", "decode"),
+    *("condition", "talker", "vocoder"),
+)
 
 
 def stage_metrics(times: session_pb2.StageTimes) -> dict[str, float]:
     """Return the durations of the stages, in milliseconds."""
-    talker_ms, vocoder_ms = _ms(times.talker), _ms(times.vocoder)
+    stage_ms: dict[str, float] = {}
+    for stage in _STAGES:
+        duration: Duration = getattr(times, stage)
+        stage_ms[stage] = duration.seconds * 1e3 + duration.nanos / 1e6
+    talker_ms, vocoder_ms = stage_ms["talker"], stage_ms["vocoder"]
     return {
-        "wall_clock_ms": _ms(times.total),
-        "prefill_ms": _ms(times.audio) + _ms(times.vision) + _ms(times.prefill),
-        "generate_ms": _ms(times.decode) + talker_ms + vocoder_ms,
-        "cost_llm_ms": _ms(times.prefill) + _ms(times.decode),
-        "cost_tts_prep_ms": _ms(times.condition),
+        "wall_clock_ms": stage_ms["total"],
+        "prefill_ms": stage_ms["audio"] + stage_ms["vision"] + stage_ms["prefill"],
+        "generate_ms": stage_ms["decode"] + talker_ms + vocoder_ms,
+        "cost_llm_ms": stage_ms["prefill"] + stage_ms["decode"],
+        "cost_tts_prep_ms": stage_ms["condition"],
         "cost_tts_ms": talker_ms,
         "cost_token2wav_ms": vocoder_ms,
     }
-
-
-def _ms(duration: Duration) -> float:
-    return duration.seconds * 1e3 + duration.nanos / 1e6
 
 
 def listen_metrics(delta: session_pb2.Delta) -> dict[str, object]:
