@@ -60,7 +60,8 @@ async def test_start_shows_its_progress_and_ends_with_the_next_command(fabric: R
     shown = [step for line in fabric.log for step in steps if step in line]
     assert tuple(shown) == steps
     assert fabric.process.stdout
-    last = (await fabric.process.stdout.readline()).decode()
+    pages, last = [(await fabric.process.stdout.readline()).decode() for _ in range(2)]
+    assert re.fullmatch(r"for operators: http://localhost:\d+/operator\n", pages)
     assert re.fullmatch(rf"in another shell, try: \S+ talk --url ws://{fabric.edge}\n", last)
 
 

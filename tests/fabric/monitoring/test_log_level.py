@@ -27,7 +27,9 @@ class Up:
 
     async def ready(self) -> None:
         """Wait until the log says where the edge serves."""
-        while not (found := re.search(r"ready: ws://(\S+?)/", (await self.next_line())["message"])):
+        while not (
+            found := re.search(r"ready: .*?ws://(\S+?)/", (await self.next_line())["message"])
+        ):
             pass
         self.edge = found[1]
 

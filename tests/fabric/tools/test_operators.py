@@ -49,7 +49,7 @@ async def test_status_shows_workers_slots_leases_and_queue() -> None:
     assert code == 0
     rows = {row[0]: row[1:] for row in map(str.split, output.splitlines()) if row}
     assert rows[harness.address] == ["answers", "1", "2", "1"]
-    assert rows["w1"] == ["ready", *"011000", "p", "zone=x", "127.0.0.1:1"]
+    assert rows["w1"] == ["ready", *"011000", "p", "zone=x", "-", "127.0.0.1:1"]
     assert rows["s1"][:4] == ["w1", "0", "audio_duplex", "claimed"]
     assert rows["s2"][:4] == ["w1", "1", "audio_duplex", "granted"]
     assert rows["s3"][:4] == ["1", "audio_duplex", "p", "zone=x"]
