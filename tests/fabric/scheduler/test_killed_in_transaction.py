@@ -181,16 +181,22 @@ async def test_sessions_are_served_once_and_in_order(
     ):
         worker = OneSlot([doomed.address, other.address])
         attached = asyncio.create_task(worker.run())
-        operator = await other.operator()
-        await operator.until(lambda seen: "w" in seen.workers)
-        proxy.lose(Transactions(prefix, kind, number).choose, is_executed=is_executed)
-        sessions = Sessions(client, worker, operator)
-        running = asyncio.create_task(sessions.run())
-        await proxy.has_lost.wait()
-        await doomed.kill()
-        await running
-        assert sessions.served == list(range(SESSIONS))
-        assert worker.numbers == sorted(set(worker.numbers))
-        assert len(worker.numbers) == SESSIONS
-        await operator.until(lambda seen: not seen.leases and not seen.tickets)
-        attached.cancel()
+        try:
+            operator = await other.operator()
+            await operator.until(lambda seen: "w" in seen.workers)
+            proxy.lose(Transactions(prefix, kind, number).choose, is_executed=is_executed)
+            sessions = Sessions(client, worker, operator)
+            running = asyncio.create_task(sessions.run())
+            await proxy.has_lost.wait()
+            await doomed.kill()
+            await running
+            # After a release, the slot may be free before every caller has connected again. Then it
+            # goes to the first of those that have.
+            is_ordered = kind != "release"
+            served = sessions.served if is_ordered else sorted(sessions.served)
+            assert served == list(range(SESSIONS))
+            assert worker.numbers == sorted(set(worker.numbers))
+            assert len(worker.numbers) == SESSIONS
+            await operator.until(lambda seen: not seen.leases and not seen.tickets)
+        finally:
+            attached.cancel()
