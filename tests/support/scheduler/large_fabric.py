@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-import grpc.aio
+from support.scheduler.scripted_watch import serve_watch
 
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 
-SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 SLOT_COUNT = 8
 _PART = 50  # workers in one message of a snapshot
 _AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
@@ -59,14 +58,5 @@ async def large_fabric(worker_count: int) -> AsyncGenerator[str]:
             yield admin_pb2.WatchResponse(snapshot=part).SerializeToString()
         await asyncio.Event().wait()
 
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(watch)
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(SERVICE, {"Watch": handler})]
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with serve_watch(watch) as address:
+        yield address
