@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 from support.browser import Browser, Tab
+from support.edge.live_edge import begin, end, exchange, live_edge
 from support.fabric.in_process import running_edge
 from support.scheduler.scheduler_harness import FakeWorker, SchedulerHarness
-from support.time_limits import WITHIN_S
+from support.time_limits import WITHIN_S, until
 
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.server import Edge
 
 
@@ -80,3 +83,30 @@ async def hold(scheduler: SchedulerHarness, worker: FakeWorker, session_id: str)
     """Begin a session on the only worker; return its slot."""
     caller = await scheduler.caller(session_id=session_id)
     return (await worker.claim(await caller.granted())).slot
+
+
+@contextlib.asynccontextmanager
+async def recorded_edge(directory: Path, unit_count: int) -> AsyncGenerator[Edge]:
+    """Run an edge that has recorded one session of some units, with its mixed sound."""
+    recording = RecordingSettings(directory=directory, consent=Consent.ALWAYS)
+    async with live_edge(recording=recording) as live:
+        async with live.connect() as client:
+            await begin(client)
+            await live.fabric.conversation()
+            for _ in range(unit_count):
+                await exchange(client)
+            await end(client)
+
+        async def is_mixed() -> bool:
+            return any(recording.directory.glob("*/replay.wav"))
+
+        await until(is_mixed, WITHIN_S)
+        yield live.edge
+
+
+async def open_recording(page: OperatorPage) -> None:
+    """Let the page show the only recording."""
+    await page.tab.until("!document.getElementById('content').hidden")
+    await page.press("#load-recordings")
+    await page.press("#recordings button")
+    await page.tab.until("!document.getElementById('player').hidden")

@@ -16,7 +16,9 @@ axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [
 ]))
 """
 _SMALL = """
-[...document.querySelectorAll("button, input, select, textarea, summary, a")]
+[...document.querySelectorAll(
+  "button, input:not([type=checkbox]), label:has([type=checkbox]), select, textarea, summary, a",
+)]
   .filter((each) => each.checkVisibility())
   .filter((each) => {
     const { width, height } = each.getBoundingClientRect();

@@ -9,9 +9,15 @@ import pytest
 from support.browser import Browser
 from support.client_packages import needs_node_clients
 from support.edge.credential_rig import KeyStore
-from support.edge.live_edge import begin, end, exchange, live_edge
 from support.fabric.in_process import running_edge
-from support.operator_page import OperatorPage, hold, live_page, opened
+from support.operator_page import (
+    OperatorPage,
+    hold,
+    live_page,
+    open_recording,
+    opened,
+    recorded_edge,
+)
 from support.page_rules import (
     NARROW,
     faults,
@@ -22,11 +28,9 @@ from support.page_rules import (
     small_targets,
 )
 from support.scheduler.scheduler_harness import BROKEN, FREE, SchedulerHarness, slot_reports
-from support.time_limits import WITHIN_S, until
 
 from duplane.edge.clock import LoopClock
 from duplane.edge.credentials.settings import CredentialSettings
-from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.server import Edge
 from duplane.edge.watching.unit_figures import LateUnit, Move
 
@@ -118,27 +122,15 @@ async def test_key_and_recording_keep_the_rules_of_accessibility_on_a_small_scre
         await load_rules(page.tab)
         await set_width(page.tab, NARROW)
         await check(page, "key")
-    recording = RecordingSettings(directory=tmp_path / "recordings", consent=Consent.ALWAYS)
-    async with live_edge(recording=recording) as live:
-        async with live.connect() as client:
-            await begin(client)
-            await live.fabric.conversation()
-            await exchange(client)
-            await end(client)
-
-        async def is_mixed() -> bool:
-            return any(recording.directory.glob("*/replay.wav"))
-
-        await until(is_mixed, WITHIN_S)
-        async with opened(chrome, live.edge.address) as page:
-            await page.tab.until("!document.getElementById('content').hidden")
-            await load_rules(page.tab)
-            await set_width(page.tab, NARROW)
-            await page.press("#load-recordings")
-            await page.press("#recordings button")
-            await page.tab.until("!document.getElementById('player').hidden")
-            await page.press("#units button")
-            await check(page, "recording")
+    async with (
+        recorded_edge(tmp_path / "recordings", unit_count=1) as recorded,
+        opened(chrome, recorded.address) as page,
+    ):
+        await open_recording(page)
+        await load_rules(page.tab)
+        await set_width(page.tab, NARROW)
+        await page.press("#units button")
+        await check(page, "recording")
 
 
 async def test_worker_is_drained_with_the_keyboard_only(chrome: Browser) -> None:

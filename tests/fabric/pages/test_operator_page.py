@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from support.browser import Browser
 from support.edge.credential_rig import KeyStore
-from support.edge.live_edge import begin, end, exchange, live_edge
 from support.fabric.in_process import running_edge
-from support.operator_page import hold, live_page, opened, real_scheduler
+from support.operator_page import (
+    hold,
+    live_page,
+    open_recording,
+    opened,
+    real_scheduler,
+    recorded_edge,
+)
 from support.scheduler.large_fabric import large_fabric
-from support.time_limits import WITHIN_S, until
 
 from duplane.edge.credentials.settings import CredentialSettings
-from duplane.edge.recording.settings import Consent, RecordingSettings
 
 pytestmark = pytest.mark.slow
 SOON_S = 1.0  # in which the page must show a change
@@ -157,28 +161,15 @@ async def test_page_asks_for_a_key_and_keeps_it_in_the_tab_only(
 
 
 async def test_recording_is_played_beside_its_units(chrome: Browser, tmp_path: Path) -> None:
-    recording = RecordingSettings(directory=tmp_path / "recordings", consent=Consent.ALWAYS)
-    async with live_edge(recording=recording) as live:
-        async with live.connect() as client:
-            await begin(client)
-            await live.fabric.conversation()
-            for _ in range(3):
-                await exchange(client)
-            await end(client)
-
-        async def is_mixed() -> bool:
-            return any(recording.directory.glob("*/replay.wav"))
-
-        await until(is_mixed, WITHIN_S)
-        async with opened(chrome, live.edge.address) as page:
-            await page.tab.until("!document.getElementById('content').hidden")
-            await page.press("#load-recordings")
-            await page.press("#recordings button")
-            await page.tab.until("!document.getElementById('player').hidden")
-            await page.until_text("units", "model listens (3 answers)")
-            await page.tab.until("document.getElementById('sound').duration > 2")
-            await page.press("#units tr:last-of-type button")
-            await page.tab.until("!!document.querySelector('#units tr[aria-current]')")
+    async with (
+        recorded_edge(tmp_path / "recordings", unit_count=3) as recorded,
+        opened(chrome, recorded.address) as page,
+    ):
+        await open_recording(page)
+        await page.until_text("units", "model listens (3 answers)")
+        await page.tab.until("document.getElementById('sound').duration > 2")
+        await page.press("#units tr:last-of-type button")
+        await page.tab.until("!!document.querySelector('#units tr[aria-current]')")
 
 
 async def test_page_shows_a_fabric_of_a_thousand_sessions(chrome: Browser) -> None:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
 from support.browser import Browser
-from support.client_packages import SCRIPTS, needs_node_clients
+from support.client_packages import needs_node_clients
 from support.edge.live_edge import live_edge
 from support.page_rig import Page, Script, browser, open_page
+from support.page_rules import (
+    NARROW,
+    faults,
+    load_rules,
+    overflow,
+    reach,
+    set_width,
+    small_targets,
+)
 
 from duplane.fabric.v1 import lease_pb2
 
 pytestmark = pytest.mark.slow
-AXE = SCRIPTS / "node_modules/axe-core/axe.min.js"
-RULES = """
-axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [
-  id, nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`),
-]))
-"""
-SMALL = """
-[...document.querySelectorAll("button, select, textarea, summary, a, label:has([type=checkbox])")]
-  .filter((each) => each.checkVisibility())
-  .filter((each) => {
-    const { width, height } = each.getBoundingClientRect();
-    return width < 44 || height < 44;
-  })
-  .map((each) => each.outerHTML)
-"""
-LONGEST_TABS = 40
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +30,11 @@ async def chrome(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Bro
         yield running
 
 
-async def set_width(page: Page, width: int) -> None:
-    await page.tab.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=640,
-        deviceScaleFactor=1,
-        mobile=True,
-    )
-
-
 async def check(page: Page, state: str) -> None:
     """Check the page as it is now, at the width of small phones."""
-    faults: list[Any] = await page.tab.evaluate(RULES)
-    assert faults == []
-    assert await page.tab.evaluate("document.documentElement.scrollWidth") <= 320
-    assert await page.tab.evaluate(SMALL) == []
+    assert await faults(page.tab) == []
+    assert await overflow(page.tab) <= 0
+    assert await small_targets(page.tab) == []
     await page.tab.picture(f"talk-{state}-small")
 
 
@@ -64,8 +45,8 @@ async def test_each_state_keeps_the_rules_of_accessibility_on_a_small_screen(
     async with live_edge() as edge:
         edge.fabric.on_unit = Script([range(1, 3)])
         page = await open_page(chrome, edge.edge.address)
-        await set_width(page, 320)
-        await page.tab.evaluate(f"{AXE.read_text()}; true")
+        await set_width(page.tab, NARROW)
+        await load_rules(page.tab)
         await page.until_state("idle")
         await check(page, "idle")
         await page.tab.evaluate("document.querySelector('details').open = true")
@@ -95,10 +76,10 @@ async def test_conversation_needs_only_the_keyboard(chrome: Browser) -> None:
         await page.tab.press("Enter")  # nothing has the focus yet
         await page.until_state("talking")
         await page.until_words(1)
-        await reach(page, "interrupt")
+        await reach(page.tab, "#interrupt")
         await page.tab.press("Enter")
         await page.tab.until("document.querySelector('#text p.cut')")
-        await reach(page, "start")
+        await reach(page.tab, "#start")
         await page.tab.press("Enter")
         await page.until_state("ended")
         assert await focused(page) == "start"
@@ -115,12 +96,3 @@ async def test_focus_stays_on_the_page_when_its_button_disappears(chrome: Browse
 
 async def focused(page: Page) -> str:
     return await page.tab.evaluate("document.activeElement.id")
-
-
-async def reach(page: Page, element: str) -> None:
-    """Press Tab until an element has the focus."""
-    for _ in range(LONGEST_TABS):
-        if await focused(page) == element:
-            return
-        await page.tab.press("Tab")
-    raise AssertionError(f"{element} cannot be reached with the keyboard")
