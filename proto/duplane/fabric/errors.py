@@ -52,6 +52,8 @@ class Reason(StrEnum):
     ENGINE_FAILED = "ENGINE_FAILED"
     REBUILD_REFUSED = "REBUILD_REFUSED"
     REBUILD_DIFFERS = "REBUILD_DIFFERS"
+    COPY_STALE = "COPY_STALE"
+    NOT_READY = "NOT_READY"
     NOT_ALLOWED = "NOT_ALLOWED"
     UNAVAILABLE = "UNAVAILABLE"
     UNKNOWN = "UNKNOWN"
@@ -83,6 +85,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
     Reason.REBUILD_REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.REBUILD_DIFFERS: grpc.StatusCode.DATA_LOSS,
+    Reason.COPY_STALE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_READY: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.UNKNOWN: grpc.StatusCode.UNKNOWN,

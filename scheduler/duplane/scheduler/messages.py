@@ -118,8 +118,10 @@ def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:
     """Return the description of a lease for operators."""
     held_s = state.held_s(grant.claims.lease_id)
     remaining_s = state.hold_times.remaining_s(grant.claims.kind, held_s)
+    worker = state.workers.get(grant.claims.worker_id)
     return admin_pb2.LeaseStatus(
         claims=grant.claims,
+        worker_address=worker.register.address if worker else "",
         is_claimed=grant.is_claimed,
         held_duration=to_duration(held_s),
         estimated_remaining=to_duration(remaining_s),

@@ -130,6 +130,11 @@ def check_end(request: admin_pb2.EndSessionRequest) -> None:
     _require_short(request.lease_id, "lease_id")
 
 
+def check_session(session_id: str) -> None:
+    """Check the session whose leases are listed."""
+    _require_short(session_id, "session_id")
+
+
 def check_page(page_size: int, page_token: str) -> None:
     """Check the size and the token of the page that a request asks for."""
     _require(page_size >= 0, "page_size", "is negative")

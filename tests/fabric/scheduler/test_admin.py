@@ -106,6 +106,22 @@ async def test_lists_come_in_pages() -> None:
         assert listed == tickets
 
 
+async def test_leases_of_one_session_are_listed_with_the_address_of_their_worker() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator = await harness.operator()
+        await harness.worker(slot_count=3)
+        granted = [await (await harness.caller(session_id=f"s{n % 2}")).granted() for n in range(3)]
+        request = admin_pb2.ListLeasesRequest(session_id="s0")
+        listed = (await operator.stub.ListLeases(request)).leases
+        assert [one.claims.lease_id for one in listed] == [granted[0].lease_id, granted[2].lease_id]
+        assert {one.worker_address for one in listed} == {granted[0].worker_address}
+        request = admin_pb2.ListLeasesRequest(session_id="s0", page_size=1)
+        listed = (await operator.stub.ListLeases(request)).leases
+        assert [one.claims.lease_id for one in listed] == [granted[2].lease_id]  # the latest
+        request = admin_pb2.ListLeasesRequest(session_id="s2")
+        assert not (await operator.stub.ListLeases(request)).leases
+
+
 async def test_invalid_page_is_refused() -> None:
     async with SchedulerHarness.running() as harness:
         operator = await harness.operator()

@@ -25,6 +25,7 @@ ALLOWED: Mapping[str, frozenset[Role]] = {
     f"{_LEASES}ReleaseLease": _CALLERS | {Role.OPERATOR},
     "/duplane.fabric.v1.RegistryService/Attach": frozenset({Role.WORKER}),
     "/duplane.fabric.v1.SessionService/Converse": _CALLERS,
+    "/duplane.fabric.v1.SessionService/TakeOver": frozenset({Role.EDGE}),
     "/duplane.fabric.v1.SessionService/Chat": _CALLERS,
     f"{_ADMIN}ListWorkers": _READERS,
     f"{_ADMIN}ListLeases": _READERS,

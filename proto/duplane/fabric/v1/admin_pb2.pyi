@@ -36,16 +36,18 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ..., report: _Optional[_Union[_registry_pb2.Report, _Mapping]] = ..., attached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., report_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ..., lost_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lost_reason: _Optional[str] = ...) -> None: ...
 
 class LeaseStatus(_message.Message):
-    __slots__ = ("claims", "is_claimed", "held_duration", "estimated_remaining")
+    __slots__ = ("claims", "is_claimed", "held_duration", "estimated_remaining", "worker_address")
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     IS_CLAIMED_FIELD_NUMBER: _ClassVar[int]
     HELD_DURATION_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     claims: _lease_pb2.LeaseClaims
     is_claimed: bool
     held_duration: _duration_pb2.Duration
     estimated_remaining: _duration_pb2.Duration
-    def __init__(self, claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., held_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., estimated_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    worker_address: str
+    def __init__(self, claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., held_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., estimated_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., worker_address: _Optional[str] = ...) -> None: ...
 
 class TicketStatus(_message.Message):
     __slots__ = ("ticket_id", "kind", "pool", "session_id", "position", "estimated_wait", "waited_duration", "needs", "tenant_id")
@@ -95,12 +97,14 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., store_refusal: _Optional[str] = ...) -> None: ...
 
 class ListLeasesRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "session_id")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    session_id: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ListLeasesResponse(_message.Message):
     __slots__ = ("leases", "next_page_token")

@@ -97,7 +97,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CONTEXT_FULL: FinishReason
 
 class ConverseRequest(_message.Message):
-    __slots__ = ("claim", "open", "unit", "pause", "resume", "close", "rebuild")
+    __slots__ = ("claim", "open", "unit", "pause", "resume", "close", "rebuild", "keep", "attach")
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,8 @@ class ConverseRequest(_message.Message):
     RESUME_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     REBUILD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
     claim: Claim
     open: Open
     unit: Unit
@@ -112,10 +114,12 @@ class ConverseRequest(_message.Message):
     resume: Resume
     close: Close
     rebuild: Rebuild
-    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ...) -> None: ...
+    keep: Keep
+    attach: Attach
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
-    __slots__ = ("claimed", "opened", "delta", "failed", "closed", "rebuilt", "leaving", "staying")
+    __slots__ = ("claimed", "opened", "delta", "failed", "closed", "rebuilt", "leaving", "staying", "attached", "kept")
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +128,8 @@ class ConverseResponse(_message.Message):
     REBUILT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     STAYING_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     claimed: Claimed
     opened: Opened
     delta: Delta
@@ -132,7 +138,9 @@ class ConverseResponse(_message.Message):
     rebuilt: Rebuilt
     leaving: Leaving
     staying: Staying
-    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., rebuilt: _Optional[_Union[Rebuilt, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., staying: _Optional[_Union[Staying, _Mapping]] = ...) -> None: ...
+    attached: Attached
+    kept: Kept
+    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., rebuilt: _Optional[_Union[Rebuilt, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., staying: _Optional[_Union[Staying, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("lease", "trace")
@@ -205,20 +213,92 @@ class DuplexConfig(_message.Message):
     def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests")
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests", "accepts_keep")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_KEEP_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
     context_token_limit: int
     ignored_fields: _containers.RepeatedScalarFieldContainer[str]
     model_digest: str
     accepts_audio_exponent: bool
     accepts_speech_requests: bool
-    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ...) -> None: ...
+    accepts_keep: bool
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ..., accepts_keep: _Optional[bool] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("token_sha256", "within", "hold", "granted", "edge_note")
+    TOKEN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    token_sha256: bytes
+    within: _duration_pb2.Duration
+    hold: _duration_pb2.Duration
+    granted: _lease_pb2.Granted
+    edge_note: bytes
+    def __init__(self, token_sha256: _Optional[bytes] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hold: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., granted: _Optional[_Union[_lease_pb2.Granted, _Mapping]] = ..., edge_note: _Optional[bytes] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("session_id", "token_secret", "after_sequence")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SECRET_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    token_secret: str
+    after_sequence: int
+    def __init__(self, session_id: _Optional[str] = ..., token_secret: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("open", "opened", "edge_note", "granted", "last_sequence", "received_sequence", "first_sequence", "attach_number", "is_paused")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    opened: Opened
+    edge_note: bytes
+    granted: _lease_pb2.Granted
+    last_sequence: int
+    received_sequence: int
+    first_sequence: int
+    attach_number: int
+    is_paused: bool
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., edge_note: _Optional[bytes] = ..., granted: _Optional[_Union[_lease_pb2.Granted, _Mapping]] = ..., last_sequence: _Optional[int] = ..., received_sequence: _Optional[int] = ..., first_sequence: _Optional[int] = ..., attach_number: _Optional[int] = ..., is_paused: _Optional[bool] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("units", "is_last")
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    units: _containers.RepeatedCompositeFieldContainer[PastUnit]
+    is_last: bool
+    def __init__(self, units: _Optional[_Iterable[_Union[PastUnit, _Mapping]]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class TakeOverRequest(_message.Message):
+    __slots__ = ("attach",)
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    attach: Attach
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
+
+class TakeOverResponse(_message.Message):
+    __slots__ = ("attached", "delta", "kept")
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    attached: Attached
+    delta: Delta
+    kept: Kept
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class Rebuild(_message.Message):
     __slots__ = ("units", "is_last", "model_digest")
@@ -287,7 +367,7 @@ class Staying(_message.Message):
     def __init__(self) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests")
+    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests", "edge_note")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +378,7 @@ class Unit(_message.Message):
     FORCED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CANNOT_MOVE_FIELD_NUMBER: _ClassVar[int]
     SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio: bytes
     video_frames: _containers.RepeatedScalarFieldContainer[bytes]
@@ -308,7 +389,8 @@ class Unit(_message.Message):
     forced_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cannot_move: bool
     speech_requests: _containers.RepeatedCompositeFieldContainer[SpeechRequest]
-    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ...) -> None: ...
+    edge_note: bytes
+    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ..., edge_note: _Optional[bytes] = ...) -> None: ...
 
 class SpeechRequest(_message.Message):
     __slots__ = ("number", "text")

@@ -49,6 +49,11 @@ class SessionServiceStub:
                 request_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseRequest.SerializeToString,
                 response_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseResponse.FromString,
                 _registered_method=True)
+        self.TakeOver = channel.unary_stream(
+                '/duplane.fabric.v1.SessionService/TakeOver',
+                request_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
+                response_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
+                _registered_method=True)
         self.Chat = channel.unary_stream(
                 '/duplane.fabric.v1.SessionService/Chat',
                 request_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ChatRequest.SerializeToString,
@@ -82,6 +87,18 @@ class SessionServiceServicer:
         waits for the `rebuilt` that answers a message before it sends the next message. Until it has
         the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
+        With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
+        session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
+        worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
+        that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
+        units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
+        `attach` wins.
+
+        Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
+        and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
+        is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+        SUPERSEDED when another call has attached meanwhile.
+
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
         DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
@@ -90,6 +107,22 @@ class SessionServiceServicer:
         when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
         when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
         context has another length than the original.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeOver(self, request, context):
+        """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
+        `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
+        these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+        ask several workers, read `attached` of each, and cancel all calls but the one with the highest
+        `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
+        older releases do not have this method.
+
+        Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
+        / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
+        its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +145,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.Converse,
                     request_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseRequest.FromString,
                     response_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseResponse.SerializeToString,
+            ),
+            'TakeOver': grpc.unary_stream_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverRequest.FromString,
+                    response_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverResponse.SerializeToString,
             ),
             'Chat': grpc.unary_stream_rpc_method_handler(
                     servicer.Chat,
@@ -156,6 +194,33 @@ class SessionService:
             '/duplane.fabric.v1.SessionService/Converse',
             duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseRequest.SerializeToString,
             duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/duplane.fabric.v1.SessionService/TakeOver',
+            duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
+            duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,18 @@ class SessionServiceStub:
     waits for the `rebuilt` that answers a message before it sends the next message. Until it has
     the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
+    With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
+    session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
+    worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
+    that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
+    units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
+    `attach` wins.
+
+    Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
+    and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
+    is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+    SUPERSEDED when another call has attached meanwhile.
+
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
     DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
@@ -64,6 +76,18 @@ class SessionServiceStub:
     when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
     when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
     context has another length than the original.
+    """
+    TakeOver: _grpc.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]
+    """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
+    `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
+    these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+    ask several workers, read `attached` of each, and cancel all calls but the one with the highest
+    `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
+    older releases do not have this method.
+
+    Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
+    / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
+    its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
     """
     Chat: _grpc.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
@@ -100,6 +124,18 @@ class SessionServiceAsyncStub(SessionServiceStub):
     waits for the `rebuilt` that answers a message before it sends the next message. Until it has
     the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
+    With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
+    session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
+    worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
+    that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
+    units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
+    `attach` wins.
+
+    Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
+    and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
+    is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+    SUPERSEDED when another call has attached meanwhile.
+
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
     DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
@@ -108,6 +144,18 @@ class SessionServiceAsyncStub(SessionServiceStub):
     when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
     when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
     context has another length than the original.
+    """
+    TakeOver: _aio.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]  # type: ignore[assignment]
+    """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
+    `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
+    these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+    ask several workers, read `attached` of each, and cancel all calls but the one with the highest
+    `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
+    older releases do not have this method.
+
+    Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
+    / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
+    its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
     """
     Chat: _aio.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]  # type: ignore[assignment]
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
@@ -147,6 +195,18 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         waits for the `rebuilt` that answers a message before it sends the next message. Until it has
         the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
+        With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
+        session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
+        worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
+        that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
+        units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
+        `attach` wins.
+
+        Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
+        and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
+        is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+        SUPERSEDED when another call has attached meanwhile.
+
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
         DRAINING; PERMISSION_DENIED / NOT_ALLOWED when the lease was granted to another process;
@@ -155,6 +215,24 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
         when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
         context has another length than the original.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeOver(
+        self,
+        request: _session_pb2.TakeOverRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_session_pb2.TakeOverResponse], _abc.AsyncIterator[_session_pb2.TakeOverResponse]]:
+        """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
+        `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
+        these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+        ask several workers, read `attached` of each, and cancel all calls but the one with the highest
+        `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
+        older releases do not have this method.
+
+        Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
+        / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
+        its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
         """
 
     @_abc_1.abstractmethod

@@ -12,11 +12,17 @@ import grpc.aio
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
-from duplane.scheduler.messages import estimates
-from duplane.scheduler.rpc.pages import Pages, Status
+from duplane.scheduler.messages import estimates, lease_status
+from duplane.scheduler.rpc.pages import PAGE_LENGTH, Pages, Status
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import DrainRequest, Grant, LeaseStore
-from duplane.scheduler.validation import check_end, check_estimates, check_page, parse_ticket_id
+from duplane.scheduler.validation import (
+    check_end,
+    check_estimates,
+    check_page,
+    check_session,
+    parse_ticket_id,
+)
 from duplane.scheduler.watch import Watch
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,8 +61,29 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ListLeases(
         self, request: admin_pb2.ListLeasesRequest, context: _Context
     ) -> admin_pb2.ListLeasesResponse:
+        if request.session_id:
+            return await self._leases_of(request, context)
         leases, token = await self._page(self._leases, request, context)
         return admin_pb2.ListLeasesResponse(leases=leases, next_page_token=token)
+
+    async def _leases_of(
+        self, request: admin_pb2.ListLeasesRequest, context: _Context
+    ) -> admin_pb2.ListLeasesResponse:
+        """Return the leases of one session: mostly one, and one more while it moves."""
+        try:
+            check_page(request.page_size, request.page_token)
+            check_session(request.session_id)
+            await self._until_known()
+        except FabricError as error:
+            await abort(context, error)
+        grants = sorted(self._grants_of(request.session_id), key=_lease_key)
+        length = min(request.page_size or PAGE_LENGTH, PAGE_LENGTH)
+        leases = [lease_status(grant, self._state) for grant in grants[-length:]]
+        return admin_pb2.ListLeasesResponse(leases=leases)
+
+    def _grants_of(self, session_id: str) -> list[Grant]:
+        grants = self._state.grants.values()
+        return [one for one in grants if one.claims.session_id == session_id]
 
     async def ListTickets(
         self, request: admin_pb2.ListTicketsRequest, context: _Context
@@ -165,7 +192,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """End the sessions that a request names. Returns False if there are none."""
         state, session_id = self._state, request.session_id
         if session_id:
-            grants = [one for one in state.grants.values() if one.claims.session_id == session_id]
+            grants = self._grants_of(session_id)
         else:
             named = state.grants.get(request.lease_id)
             grants = [named] if named else []
