@@ -17,6 +17,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.holders import is_open_to, is_proven
 from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.needs import MODEL, demand_of, needs_of
+from duplane.scheduler.queue_tokens import QueueTokens, read_ticket_key
 from duplane.scheduler.quotas import Quotas
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
@@ -36,7 +37,6 @@ Enqueue = Callable[
     [lease_pb2.AcquireLeaseRequest, str, int | None, bytes], Awaitable[Ticket | Grant]
 ]
 _MAX_NAMED = 20  # models that a refusal lists
-_READ_TIMEOUT_S = 5.0  # time limit of the wait for the facts, as of `LeaseStore.enqueue`
 MAX_POSITION = 2**31 - 1  # of the contract's int32
 
 
@@ -87,11 +87,13 @@ class Waiters:
         self._enqueue_request = enqueue or self._enqueue_in_store
         self._state = state
         self._quotas = quotas
+        self._tokens = QueueTokens()
         self._why_refused = ""
         self._waiters: dict[str, Waiter] = {}  # by owner
         self._by_order: dict[int, Waiter] = {}
         self._by_request: dict[str, set[Waiter]] = {}  # by request id
         state.listeners.append(self._on_change)
+        state.listeners.append(self._tokens.on_change)
         state.position_listeners.append(self._on_moved)
 
     @property
@@ -101,14 +103,22 @@ class Waiters:
 
     @contextlib.asynccontextmanager
     async def waiting(
-        self, request: lease_pb2.AcquireLeaseRequest, holder: bytes = b"", proof: bytes = b""
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        holder: bytes = b"",
+        proof: bytes = b"",
+        queue_token: str = "",
     ) -> AsyncGenerator[Waiter]:
         """Hold a ticket or grant for a valid request during the body of the `with`.
 
-        `proof` belongs to the ticket that the request names. Raises FabricError if the request is
-        refused.
+        `proof` belongs to the ticket that the request names, `queue_token` to the ticket of a
+        client that comes from another caller. Raises FabricError if the request is refused.
         """
-        order = await self._kept_order(request, holder, proof)
+        if queue_token and not request.ticket_id:
+            key = await read_ticket_key(self._store)
+            order = self._tokens.exchange(key, request, queue_token)
+        else:
+            order = await self._kept_order(request, holder, proof)
         if self._why_refused:
             raise FabricError(Reason.UNAVAILABLE, self._why_refused)
         request = self._decided(request, order)
@@ -173,6 +183,10 @@ class Waiters:
         """Return the queue entry of a waiter, or None until the store has published its ticket."""
         ticket = None if waiter.order is None else self._state.tickets.get(waiter.order)
         return self._state.entry(ticket) if ticket else None
+
+    def queue_token(self, ticket: Ticket) -> str:
+        """Return a token with which a client returns to the place of `ticket` at another caller."""
+        return self._tokens.seal(self._store.ticket_key, ticket)
 
     async def _leave(self, waiter: Waiter) -> None:
         """Forget a waiter: cancel its ticket, or give its grant back if it was not delivered."""
@@ -256,12 +270,7 @@ class Waiters:
         if not request.ticket_id:
             return None
         order = parse_ticket_id(request.ticket_id)
-        try:
-            async with asyncio.timeout(_READ_TIMEOUT_S):
-                await self._store.until_read()  # the key of the proofs is a fact, too
-        except TimeoutError:
-            raise FabricError(Reason.UNAVAILABLE, "the store does not answer") from None
-        key = self._store.ticket_key
+        key = await read_ticket_key(self._store)
         grants = self._state.grants_of_order(order)
         had_slot = is_proven(key, order, holder, proof, is_granted=True) or any(
             is_open_to(grant.holder, holder) for grant in grants

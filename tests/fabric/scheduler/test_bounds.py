@@ -105,6 +105,8 @@ def hostile_request(request_id: str, **fields: Any) -> lease_pb2.AcquireLeaseReq
         avoided_duration=to_duration(validation.MAX_AVOIDED_S),
         caller_key=b"k" * validation.MAX_KEY_BYTES,
         ticket_proof=b"p" * validation.MAX_KEY_BYTES,
+        queue_token="t" * validation.MAX_TOKEN_LENGTH,
+        wants_queue_token=True,
         **fields,
     )
     padding = validation.MAX_REQUEST_BYTES - request.ByteSize() - 16
@@ -235,6 +237,7 @@ def test_every_bound_refuses_the_next_value_and_names_the_field() -> None:
         "MAX_REQUEST_BYTES": refused_by(acquire(trace=trace)),
         "MAX_REGISTER_BYTES": refused_by(register(device=device)),
         "MAX_MODEL_BYTES": refused_by(register(model=model)),
+        "MAX_TOKEN_LENGTH": refused_by(acquire(queue_token="t" * 513)),
         "MAX_AVOIDED_COUNT": refused_by(acquire(avoided_worker_ids=["w"] * 65)),
         "MAX_AVOIDED_S": refused_by(acquire(avoided_duration=long_s)),
         "MAX_HOLD_S": refused_by(lambda: validation.check_estimates(estimates)),
@@ -248,6 +251,7 @@ def test_every_bound_refuses_the_next_value_and_names_the_field() -> None:
         "MAX_REQUEST_BYTES": "request",
         "MAX_REGISTER_BYTES": "register",
         "MAX_MODEL_BYTES": "register.model",
+        "MAX_TOKEN_LENGTH": "queue_token",
         "MAX_AVOIDED_COUNT": "avoided_worker_ids",
         "MAX_AVOIDED_S": "avoided_duration",
         "MAX_HOLD_S": "bases[0].base_duration",

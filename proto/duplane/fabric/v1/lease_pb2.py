@@ -28,7 +28,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64uplane/fabric/v1/lease.proto\x12\x11\x64uplane.fabric.v1\x1a\x1d\x64uplane/fabric/v1/model.proto\x1a\x1d\x64uplane/fabric/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xce\x04\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tticket_id\x18\x02 \x01(\t\x12,\n\x04kind\x18\x03 \x01(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12.\n\x05trace\x18\x07 \x01(\x0b\x32\x1f.duplane.fabric.v1.TraceContext\x12\x1a\n\x12\x61voided_worker_ids\x18\x08 \x03(\t\x12@\n\x05needs\x18\t \x03(\x0b\x32\x31.duplane.fabric.v1.AcquireLeaseRequest.NeedsEntry\x12\x33\n\x10\x61voided_duration\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x1b\x61voided_worker_incarnations\x18\x0b \x03(\t\x12\r\n\x05model\x18\x0c \x01(\t\x12\x12\n\ncaller_key\x18\r \x01(\x0c\x12\x14\n\x0cticket_proof\x18\x0e \x01(\x0c\x12\x11\n\ttenant_id\x18\x14 \x01(\t\x12\x36\n\rtenant_limits\x18\x15 \x01(\x0b\x32\x1f.duplane.fabric.v1.TenantLimits\x12\x13\n\x0bwas_granted\x18\x16 \x01(\x08\x1a,\n\nNeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x98\x01\n\x0cTenantLimits\x12\x1a\n\rsession_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rwaiting_count\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1a\n\rdaily_minutes\x18\x03 \x01(\x05H\x02\x88\x01\x01\x42\x10\n\x0e_session_countB\x10\n\x0e_waiting_countB\x10\n\x0e_daily_minutes\"{\n\x14\x41\x63quireLeaseResponse\x12+\n\x06queued\x18\x01 \x01(\x0b\x32\x19.duplane.fabric.v1.QueuedH\x00\x12-\n\x07granted\x18\x02 \x01(\x0b\x32\x1a.duplane.fabric.v1.GrantedH\x00\x42\x07\n\x05\x65vent\"\x8c\x01\n\x06Queued\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_length\x18\x03 \x01(\x05\x12\x31\n\x0e\x65stimated_wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cticket_proof\x18\x05 \x01(\x0c\"\xc7\x02\n\x07Granted\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.duplane.fabric.v1.Lease\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\t\x12\x30\n\rclaim_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tticket_id\x18\x05 \x01(\t\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\'\n\x05model\x18\x07 \x01(\x0b\x32\x18.duplane.fabric.v1.Model\x12\x1a\n\x12worker_incarnation\x18\x08 \x01(\t\x12\x13\n\x0bmodel_label\x18\t \x01(\t\x12\x14\n\x0cticket_proof\x18\n \x01(\x0c\x12\x0f\n\x07release\x18\x0b \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x0c \x03(\t\":\n\x05Lease\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06key_id\x18\x03 \x01(\t\"\xb6\x02\n\x0bLeaseClaims\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x03 \x01(\x03\x12\x0c\n\x04slot\x18\x04 \x01(\x05\x12\x16\n\x0e\x66\x65ncing_number\x18\x05 \x01(\x03\x12,\n\x04kind\x18\x06 \x01(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\rclaim_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06holder\x18\n \x01(\x0c\x12\x11\n\ttenant_id\x18\x14 \x01(\t\"n\n\x13ReleaseLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x1d\n\x15unreachable_worker_id\x18\x03 \x01(\t\x12\x12\n\ncaller_key\x18\x04 \x01(\x0c\"\x16\n\x14ReleaseLeaseResponse*\x7f\n\x0bSessionKind\x12\x1c\n\x18SESSION_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19SESSION_KIND_AUDIO_DUPLEX\x10\x01\x12\x1c\n\x18SESSION_KIND_OMNI_DUPLEX\x10\x02\x12\x15\n\x11SESSION_KIND_CHAT\x10\x03\x32\xd2\x01\n\x0cLeaseService\x12\x61\n\x0c\x41\x63quireLease\x12&.duplane.fabric.v1.AcquireLeaseRequest\x1a\'.duplane.fabric.v1.AcquireLeaseResponse0\x01\x12_\n\x0cReleaseLease\x12&.duplane.fabric.v1.ReleaseLeaseRequest\x1a\'.duplane.fabric.v1.ReleaseLeaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64uplane/fabric/v1/lease.proto\x12\x11\x64uplane.fabric.v1\x1a\x1d\x64uplane/fabric/v1/model.proto\x1a\x1d\x64uplane/fabric/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfe\x04\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tticket_id\x18\x02 \x01(\t\x12,\n\x04kind\x18\x03 \x01(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12.\n\x05trace\x18\x07 \x01(\x0b\x32\x1f.duplane.fabric.v1.TraceContext\x12\x1a\n\x12\x61voided_worker_ids\x18\x08 \x03(\t\x12@\n\x05needs\x18\t \x03(\x0b\x32\x31.duplane.fabric.v1.AcquireLeaseRequest.NeedsEntry\x12\x33\n\x10\x61voided_duration\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x1b\x61voided_worker_incarnations\x18\x0b \x03(\t\x12\r\n\x05model\x18\x0c \x01(\t\x12\x12\n\ncaller_key\x18\r \x01(\x0c\x12\x14\n\x0cticket_proof\x18\x0e \x01(\x0c\x12\x11\n\ttenant_id\x18\x14 \x01(\t\x12\x36\n\rtenant_limits\x18\x15 \x01(\x0b\x32\x1f.duplane.fabric.v1.TenantLimits\x12\x13\n\x0bwas_granted\x18\x16 \x01(\x08\x12\x13\n\x0bqueue_token\x18\x17 \x01(\t\x12\x19\n\x11wants_queue_token\x18\x18 \x01(\x08\x1a,\n\nNeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x98\x01\n\x0cTenantLimits\x12\x1a\n\rsession_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rwaiting_count\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1a\n\rdaily_minutes\x18\x03 \x01(\x05H\x02\x88\x01\x01\x42\x10\n\x0e_session_countB\x10\n\x0e_waiting_countB\x10\n\x0e_daily_minutes\"{\n\x14\x41\x63quireLeaseResponse\x12+\n\x06queued\x18\x01 \x01(\x0b\x32\x19.duplane.fabric.v1.QueuedH\x00\x12-\n\x07granted\x18\x02 \x01(\x0b\x32\x1a.duplane.fabric.v1.GrantedH\x00\x42\x07\n\x05\x65vent\"\xa1\x01\n\x06Queued\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_length\x18\x03 \x01(\x05\x12\x31\n\x0e\x65stimated_wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cticket_proof\x18\x05 \x01(\x0c\x12\x13\n\x0bqueue_token\x18\x06 \x01(\t\"\xc7\x02\n\x07Granted\x12\'\n\x05lease\x18\x01 \x01(\x0b\x32\x18.duplane.fabric.v1.Lease\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\t\x12\x30\n\rclaim_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tticket_id\x18\x05 \x01(\t\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\'\n\x05model\x18\x07 \x01(\x0b\x32\x18.duplane.fabric.v1.Model\x12\x1a\n\x12worker_incarnation\x18\x08 \x01(\t\x12\x13\n\x0bmodel_label\x18\t \x01(\t\x12\x14\n\x0cticket_proof\x18\n \x01(\x0c\x12\x0f\n\x07release\x18\x0b \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x0c \x03(\t\":\n\x05Lease\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06key_id\x18\x03 \x01(\t\"\xb6\x02\n\x0bLeaseClaims\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x03 \x01(\x03\x12\x0c\n\x04slot\x18\x04 \x01(\x05\x12\x16\n\x0e\x66\x65ncing_number\x18\x05 \x01(\x03\x12,\n\x04kind\x18\x06 \x01(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\rclaim_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06holder\x18\n \x01(\x0c\x12\x11\n\ttenant_id\x18\x14 \x01(\t\"n\n\x13ReleaseLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x1d\n\x15unreachable_worker_id\x18\x03 \x01(\t\x12\x12\n\ncaller_key\x18\x04 \x01(\x0c\"\x16\n\x14ReleaseLeaseResponse*\x7f\n\x0bSessionKind\x12\x1c\n\x18SESSION_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19SESSION_KIND_AUDIO_DUPLEX\x10\x01\x12\x1c\n\x18SESSION_KIND_OMNI_DUPLEX\x10\x02\x12\x15\n\x11SESSION_KIND_CHAT\x10\x03\x32\xd2\x01\n\x0cLeaseService\x12\x61\n\x0c\x41\x63quireLease\x12&.duplane.fabric.v1.AcquireLeaseRequest\x1a\'.duplane.fabric.v1.AcquireLeaseResponse0\x01\x12_\n\x0cReleaseLease\x12&.duplane.fabric.v1.ReleaseLeaseRequest\x1a\'.duplane.fabric.v1.ReleaseLeaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,28 +37,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACQUIRELEASEREQUEST_NEEDSENTRY']._loaded_options = None
   _globals['_ACQUIRELEASEREQUEST_NEEDSENTRY']._serialized_options = b'8\001'
-  _globals['_SESSIONKIND']._serialized_start=2034
-  _globals['_SESSIONKIND']._serialized_end=2161
+  _globals['_SESSIONKIND']._serialized_start=2103
+  _globals['_SESSIONKIND']._serialized_end=2230
   _globals['_ACQUIRELEASEREQUEST']._serialized_start=180
-  _globals['_ACQUIRELEASEREQUEST']._serialized_end=770
-  _globals['_ACQUIRELEASEREQUEST_NEEDSENTRY']._serialized_start=726
-  _globals['_ACQUIRELEASEREQUEST_NEEDSENTRY']._serialized_end=770
-  _globals['_TENANTLIMITS']._serialized_start=773
-  _globals['_TENANTLIMITS']._serialized_end=925
-  _globals['_ACQUIRELEASERESPONSE']._serialized_start=927
-  _globals['_ACQUIRELEASERESPONSE']._serialized_end=1050
-  _globals['_QUEUED']._serialized_start=1053
-  _globals['_QUEUED']._serialized_end=1193
-  _globals['_GRANTED']._serialized_start=1196
-  _globals['_GRANTED']._serialized_end=1523
-  _globals['_LEASE']._serialized_start=1525
-  _globals['_LEASE']._serialized_end=1583
-  _globals['_LEASECLAIMS']._serialized_start=1586
-  _globals['_LEASECLAIMS']._serialized_end=1896
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1898
-  _globals['_RELEASELEASEREQUEST']._serialized_end=2008
-  _globals['_RELEASELEASERESPONSE']._serialized_start=2010
-  _globals['_RELEASELEASERESPONSE']._serialized_end=2032
-  _globals['_LEASESERVICE']._serialized_start=2164
-  _globals['_LEASESERVICE']._serialized_end=2374
+  _globals['_ACQUIRELEASEREQUEST']._serialized_end=818
+  _globals['_ACQUIRELEASEREQUEST_NEEDSENTRY']._serialized_start=774
+  _globals['_ACQUIRELEASEREQUEST_NEEDSENTRY']._serialized_end=818
+  _globals['_TENANTLIMITS']._serialized_start=821
+  _globals['_TENANTLIMITS']._serialized_end=973
+  _globals['_ACQUIRELEASERESPONSE']._serialized_start=975
+  _globals['_ACQUIRELEASERESPONSE']._serialized_end=1098
+  _globals['_QUEUED']._serialized_start=1101
+  _globals['_QUEUED']._serialized_end=1262
+  _globals['_GRANTED']._serialized_start=1265
+  _globals['_GRANTED']._serialized_end=1592
+  _globals['_LEASE']._serialized_start=1594
+  _globals['_LEASE']._serialized_end=1652
+  _globals['_LEASECLAIMS']._serialized_start=1655
+  _globals['_LEASECLAIMS']._serialized_end=1965
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1967
+  _globals['_RELEASELEASEREQUEST']._serialized_end=2077
+  _globals['_RELEASELEASERESPONSE']._serialized_start=2079
+  _globals['_RELEASELEASERESPONSE']._serialized_end=2101
+  _globals['_LEASESERVICE']._serialized_start=2233
+  _globals['_LEASESERVICE']._serialized_end=2443
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ SESSION_KIND_OMNI_DUPLEX: SessionKind
 SESSION_KIND_CHAT: SessionKind
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model", "caller_key", "ticket_proof", "tenant_id", "tenant_limits", "was_granted")
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration", "avoided_worker_incarnations", "model", "caller_key", "ticket_proof", "tenant_id", "tenant_limits", "was_granted", "queue_token", "wants_queue_token")
     class NeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,8 @@ class AcquireLeaseRequest(_message.Message):
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     WAS_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WANTS_QUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ticket_id: str
     kind: SessionKind
@@ -67,7 +69,9 @@ class AcquireLeaseRequest(_message.Message):
     tenant_id: str
     tenant_limits: TenantLimits
     was_granted: bool
-    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., caller_key: _Optional[bytes] = ..., ticket_proof: _Optional[bytes] = ..., tenant_id: _Optional[str] = ..., tenant_limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., was_granted: _Optional[bool] = ...) -> None: ...
+    queue_token: str
+    wants_queue_token: bool
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., avoided_worker_incarnations: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., caller_key: _Optional[bytes] = ..., ticket_proof: _Optional[bytes] = ..., tenant_id: _Optional[str] = ..., tenant_limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., was_granted: _Optional[bool] = ..., queue_token: _Optional[str] = ..., wants_queue_token: _Optional[bool] = ...) -> None: ...
 
 class TenantLimits(_message.Message):
     __slots__ = ("session_count", "waiting_count", "daily_minutes")
@@ -88,18 +92,20 @@ class AcquireLeaseResponse(_message.Message):
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ...) -> None: ...
 
 class Queued(_message.Message):
-    __slots__ = ("ticket_id", "position", "queue_length", "estimated_wait", "ticket_proof")
+    __slots__ = ("ticket_id", "position", "queue_length", "estimated_wait", "ticket_proof", "queue_token")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_WAIT_FIELD_NUMBER: _ClassVar[int]
     TICKET_PROOF_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     position: int
     queue_length: int
     estimated_wait: _duration_pb2.Duration
     ticket_proof: bytes
-    def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_proof: _Optional[bytes] = ...) -> None: ...
+    queue_token: str
+    def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_proof: _Optional[bytes] = ..., queue_token: _Optional[str] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label", "ticket_proof", "release", "features")

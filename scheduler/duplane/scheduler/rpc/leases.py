@@ -80,9 +80,9 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         with logged_ids(request.session_id, request.trace):
             try:
                 check_acquire(request)
-                holder, proof = _take_secrets(request, peer_holder(context))
+                secrets = _take_secrets(request, peer_holder(context))
                 with self._queue_span(request) as span:
-                    async with self._waiters.waiting(request, holder, proof) as waiter:
+                    async with self._waiters.waiting(request, *secrets) as waiter:
                         await self._wait(waiter, context)
                         if waiter.grant:
                             claims = waiter.grant.claims
@@ -173,6 +173,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             # If the store lost the ticket, the waiter has a new entry in the queue, perhaps with a
             # higher position. The caller is never sent a higher position than the one before.
             message.position = waiter.position = min(waiter.position, message.position)
+            if waiter.request.wants_queue_token:
+                message.queue_token = self._waiters.queue_token(entry.ticket)
             await context.write(lease_pb2.AcquireLeaseResponse(queued=message))
 
     def _granted(self, grant: Grant) -> lease_pb2.AcquireLeaseResponse:
@@ -185,15 +187,15 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
 
 def _take_secrets(
     request: lease_pb2.AcquireLeaseRequest, peer: bytes | None
-) -> tuple[bytes, bytes]:
-    """Return the holder of a request and its ticket's proof, and leave no secret in the request.
+) -> tuple[bytes, bytes, str]:
+    """Return holder, ticket's proof and queue token of a request, and leave no secret in it.
 
     With TLS, the holder is `peer`, the process that the caller's certificate names. Stores keep
     the request. Its id becomes unique among the requests of all holders.
     """
     holder = holder_of(request.caller_key) if peer is None else peer
-    proof = request.ticket_proof
-    request.ClearField("caller_key")
-    request.ClearField("ticket_proof")
+    proof, queue_token = request.ticket_proof, request.queue_token
+    for secret in ("caller_key", "ticket_proof", "queue_token"):
+        request.ClearField(secret)
     request.request_id = scoped(request.request_id, holder)
-    return holder, proof
+    return holder, proof, queue_token

@@ -75,6 +75,11 @@ class Worker:
         return not (is_drained or self.is_silent or self.is_unreachable)
 
 
+def ticket_id_of(order: int) -> str:
+    """Return the id of the ticket with this order."""
+    return f"q_{order:016x}"
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A lease request in the queue. Tickets with a lower order number are served first."""
@@ -91,7 +96,7 @@ class Ticket:
         It contains the order number, so that the caller keeps its place after a restart of the
         scheduler.
         """
-        return f"q_{self.order:016x}"
+        return ticket_id_of(self.order)
 
 
 @dataclass(frozen=True, slots=True)
