@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from duplane.edge.credentials.keys import OTHER_TENANTS
 from duplane.edge.metrics import EdgeMetrics
-from duplane.edge.session.journal import JournalSpace
+from duplane.fabric.journal import JournalSpace
 from duplane.fabric.monitoring.certificates import observe_certificates
 from duplane.fabric.monitoring.span_queue import observe_spans
 from duplane.scheduler.metrics import SchedulerMetrics

@@ -10,11 +10,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
 from duplane.edge.session.effects import EndMove
-from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
 from duplane.edge.watching.unit_figures import LateUnit, Move, UnitFigures, longest_stage
 from duplane.fabric.errors import Reason
+from duplane.fabric.journal import JournalSpace, LossReason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.metrics import (
     Observed,

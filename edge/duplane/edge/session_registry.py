@@ -29,7 +29,6 @@ from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
-from duplane.edge.session.journal import JournalSpace, LossReason
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -37,6 +36,7 @@ from duplane.edge.speech.scorers import open_scorers
 from duplane.edge.transport.client_address import ClientAddress, join_headers
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
+from duplane.fabric.journal import JournalSpace, LossReason
 from duplane.fabric.monitoring.logs import logged_ids
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels

@@ -26,13 +26,13 @@ from duplane.edge.session.effects import (
     ReturnPermit,
     Use,
 )
-from duplane.edge.session.journal import JournalLoss, JournalSpace
 from duplane.edge.session.move_table import MOVING, MoveCause, MoveOutcome, MovePhase
 from duplane.edge.session.moves import Attempt
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import JournalLoss, JournalSpace
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 LIMITS = Limits(pending_unit_count=64)

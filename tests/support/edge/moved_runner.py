@@ -24,10 +24,10 @@ from duplane.edge.routing import ENDPOINTS, Route
 from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
-from duplane.edge.session.journal import JournalSpace
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
 from duplane.fabric.errors import FabricError
+from duplane.fabric.journal import JournalSpace
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2
 

@@ -47,9 +47,9 @@ from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.effects import RequestPermit, ReturnPermit
-from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.move_table import MOVING
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import JournalSpace
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")

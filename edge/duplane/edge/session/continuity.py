@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.slot import Slot
+from duplane.fabric.journal import JournalSpace
 
 
 class RebuildPermits:

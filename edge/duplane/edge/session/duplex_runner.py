@@ -29,7 +29,6 @@ from duplane.edge.session.effects import (
     StopTurn,
     Use,
 )
-from duplane.edge.session.journal import LossReason
 from duplane.edge.session.move_table import (
     LOST_PHASES,
     MOVING,
@@ -48,6 +47,7 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import LossReason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2

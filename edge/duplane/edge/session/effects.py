@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from duplane.edge.session.continuity import RebuildPermits
-from duplane.edge.session.journal import JournalLoss
 from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.slot import Slot
+from duplane.fabric.journal import JournalLoss
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 

@@ -28,7 +28,6 @@ from duplane.edge.session.effects import (
     ReturnPermit,
     Use,
 )
-from duplane.edge.session.journal import Journal
 from duplane.edge.session.lateness import Lateness
 from duplane.edge.session.move_table import (
     CLAIMED_PHASES,
@@ -50,6 +49,7 @@ from duplane.edge.session.move_table import (
 from duplane.edge.session.request_queue import UNKNOWN, Outgoing, RequestQueue, SentUnit
 from duplane.edge.session.slot import Slot
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import Journal
 from duplane.fabric.model import ModelFormat, is_same_model
 from duplane.fabric.v1 import lease_pb2, session_pb2
 

@@ -25,7 +25,6 @@ from duplane.edge.session.effects import (
     ReturnPermit,
     Use,
 )
-from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.move_table import (
     CLAIMED_PHASES,
     FLOWING,
@@ -44,6 +43,7 @@ from duplane.edge.session.moves import GivenUp, Moves
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.slot import Slot
 from duplane.fabric.errors import FabricError
+from duplane.fabric.journal import JournalSpace
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 AUDIO = pcm(16_000)

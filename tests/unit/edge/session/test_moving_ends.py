@@ -8,10 +8,10 @@ import pytest
 from support.edge.moved_play import LIMITS, Play
 
 from duplane.edge.close import CloseReason
-from duplane.edge.session.journal import JournalLoss, LossReason
 from duplane.edge.session.move_table import MoveCause, MovePhase, cause_of
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import JournalLoss, LossReason
 from duplane.fabric.v1 import session_pb2
 
 

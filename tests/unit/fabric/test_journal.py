@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duplane.edge.session.journal import Journal, JournalSpace, LossReason
 from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
+from duplane.fabric.journal import Journal, JournalSpace, LossReason
 from duplane.fabric.v1 import session_pb2
 
 MIB = 1024 * 1024
