@@ -95,7 +95,7 @@ class Vision(nn.Module):
         tiles = [tile for image in images for tile in image.tiles]
         found: list[Tensor | None] = [None] * len(tiles)
         for batch in self._batches(tiles):
-            embeds = self._encode([tiles[index] for index in batch])
+            embeds = self.encode_tiles([tiles[index] for index in batch])
             for index, rows in zip(batch, embeds, strict=True):
                 found[index] = rows
         rest = iter(rows for rows in found if rows is not None)
@@ -126,7 +126,7 @@ class Vision(nn.Module):
         if batch:
             yield batch
 
-    def _encode(self, tiles: Sequence[ImageTile]) -> Tensor:
+    def encode_tiles(self, tiles: Sequence[ImageTile]) -> Tensor:
         """Encode one batch of tiles to embeddings [tiles, rows, hidden]."""
         weight = self.resampler.proj
         device = weight.device

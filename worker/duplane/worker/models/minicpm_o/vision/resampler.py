@@ -24,7 +24,7 @@ class PackedAttention(nn.Module):
 
     def __init__(self, hidden: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.head_count = hidden // HEAD_DIM
+        self.head_count = max(1, hidden // HEAD_DIM)
         self.in_proj_weight = nn.Parameter(
             torch.empty((3 * hidden, hidden), device=device, dtype=dtype)
         )
@@ -63,8 +63,9 @@ class Resampler(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        if hidden % HEAD_DIM:
-            raise CheckpointError(f"hidden_size {hidden} is not a multiple of {HEAD_DIM}")
+        heads = max(1, hidden // HEAD_DIM)
+        if hidden % (4 * heads):
+            raise CheckpointError(f"hidden_size {hidden} is not a multiple of {4 * heads}")
         self.hidden = hidden
         self.query = nn.Parameter(torch.empty((query_count, hidden), device=device, dtype=dtype))
         self.kv_proj: nn.Module = nn.Identity()
