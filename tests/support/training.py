@@ -10,9 +10,8 @@ import numpy as np
 from training.answers import CODE_SAMPLES, Spoken
 from training.corpus.store import Corpus, Recorded, write_corpus
 from training.domain import (
-    TRAINED_WORDS,
     all_answers,
-    draw_exchange,
+    draw_trained_exchange,
     question_words,
 )
 
@@ -26,7 +25,7 @@ def fake_corpus(folder: Path, count: int = 40) -> Corpus:
     numbers = np.random.default_rng(1)
     recorded: list[Recorded] = []
     for _ in range(count):
-        exchange = draw_exchange(chance, TRAINED_WORDS)
+        exchange = draw_trained_exchange(chance, sight_share=0.2)
         words = exchange.question.split()
         samples = numbers.standard_normal(int(WORD_S * len(words) * 16_000)) * 0.1
         times = [WORD_S * number for number in range(len(words))]

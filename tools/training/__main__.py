@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,13 @@ from training.evaluation import hearing as hearing_table
 from training.evaluation.hearing import HearingPlan, measure_hearing
 from training.evaluation.rows import EvaluationPlan
 from training.evaluation.table import as_text, evaluate_checkpoint
-from training.pipeline import TrainingPlan, print_progress, train_checkpoint
+from training.pipeline import (
+    TrainingPlan,
+    extend_checkpoint,
+    print_progress,
+    train_checkpoint,
+    train_vision,
+)
 from training.sources.catalogue import SOURCES
 from training.sources.fetching import FetchError, default_cache, fetch_source, folder_of
 
@@ -60,13 +67,84 @@ def train(
         Questions in the corpus.
     """
     plan = TrainingPlan(seed=seed, processes=processes, steps=steps, utterances=utterances)
-    try:
+    with _errors():
         train_checkpoint(directory, workspace, plan)
+    sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")
+
+
+@app.command
+def vision(
+    *,
+    workspace: Path = Path(".duplane/train"),
+    seed: int = 1,
+    steps: PositiveInt = 2400,
+) -> None:
+    """Train the vision tower from random weights, on rendered pictures: a stage of `train`.
+
+    Prints progress, what it reads of pictures that it has not seen, and the digest of the weights.
+    A run that was stopped can be continued.
+
+    Parameters
+    ----------
+    workspace
+        Folder for the results of each stage.
+    seed
+        Seed of all random numbers.
+    steps
+        Training steps.
+    """
+    with _errors():
+        train_vision(workspace, TrainingPlan(seed=seed, tower_steps=steps))
+
+
+@app.command
+def extend(
+    directory: Path,
+    /,
+    *,
+    start: ExistingDirectory,
+    workspace: Path = Path(".duplane/extend"),
+    seed: int = 1,
+    processes: PositiveInt = 1,
+    steps: PositiveInt = 600,
+    utterances: PositiveInt = 24_000,
+) -> None:
+    """Let an existing default model see, without training its audio encoder again.
+
+    Trains the vision tower, the talker, and the LLM on sessions and chats with pictures and
+    without. A run that was stopped can be continued.
+
+    Parameters
+    ----------
+    directory
+        Directory to write the checkpoint to; it is created if it is missing.
+    start
+        Checkpoint directory of a model that `make train` made.
+    workspace
+        Folder for the results of each stage. Use another folder for other settings.
+    seed
+        Seed of all random numbers.
+    processes
+        Number of processes that synthesise the corpus.
+    steps
+        Training steps of the LLM.
+    utterances
+        Questions in the corpus.
+    """
+    plan = TrainingPlan(seed=seed, processes=processes, sight_steps=steps, utterances=utterances)
+    with _errors():
+        extend_checkpoint(directory, start, workspace, plan)
+    sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")
+
+
+@contextlib.contextmanager
+def _errors() -> Generator[None]:
+    try:
+        yield
     except RuntimeError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
-    sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")
 
 
 @app.command

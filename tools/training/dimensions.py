@@ -16,19 +16,28 @@ ENCODER_POSITIONS = 250
 """Positions of the audio encoder. With this many positions, its cache holds four units."""
 WINDOW_UNITS = 4
 
+PICTURE_ROWS = 4
+"""Embeddings of a picture."""
+PICTURE_SIDE = 112
+"""Pictures are scaled to about the area of a square with this side, in pixels."""
+
 GENERATION: dict[str, Any] = {
     "sliding_window_mode": "basic",
     "basic_window_high_tokens": 260,
     "basic_window_low_tokens": 180,
 }
 """Additional generation settings, for the context window."""
+PREPROCESSING: dict[str, Any] = {
+    "scale_resolution": PICTURE_SIDE,
+    "max_slice_nums": 1,
+    "image_feature_size": PICTURE_ROWS,
+}
+"""Settings of the preparation of pictures: no picture is sliced."""
 
 
 def default_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of config.json."""
     config = model_config(tokenizer)
-    for absent in ("vision_config", "slice_config", "query_num", "drop_vision_last_layer"):
-        del config[absent]
     return config | {
         "name_or_path": "duplane-default",
         "version": "default",
@@ -40,7 +49,17 @@ def default_config(tokenizer: Tokenizer) -> dict[str, Any]:
         "head_dim": 32,
         "intermediate_size": 512,
         "rope_theta": 10000.0,
-        "init_vision": False,
+        "image_size": PICTURE_SIDE,
+        "query_num": PICTURE_ROWS,
+        "slice_config": config["slice_config"] | {"scale_resolution": PICTURE_SIDE},
+        "vision_config": config["vision_config"]
+        | {
+            "hidden_size": 128,
+            "image_size": PICTURE_SIDE,
+            "intermediate_size": 384,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 4,
+        },
         "audio_config": config["audio_config"]
         | {
             "d_model": 128,

@@ -10,12 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-NUMBERS = (
-    *DIGITS,
-    *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen"),
-    *("sixteen", "seventeen", "eighteen"),
-)
+from training.numbers import DIGITS, NUMBERS
+from training.vision.questions import BLIND, QUESTIONS, draw_question, seen_answers
+
 COLOURS = {
     "sky": "blue",
     "grass": "green",
@@ -64,7 +61,7 @@ _TRAINED_WORDS = """
 TRAINED_WORDS = tuple(_TRAINED_WORDS.split())
 """Words for training sentences outside the domain."""
 _HELD_OUT_WORDS = """
-    their an or but by at for has had were been this that these those only never
+    their an or but by at for has had were been since that these those only never
     forest bridge candle pencil mirror basket blanket ladder hammer needle ribbon saddle tunnel
     purple silver wooden narrow honest clever angry hungry thirsty famous foreign
     travelled whispered climbed gathered painted promised repaired suddenly quickly behind between
@@ -185,8 +182,23 @@ def draw_exchange(
     return Exchange("unknown", " ".join(words), UNKNOWN)
 
 
+def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
+    """Draw one exchange for training; the share `sight_share` asks about a picture.
+
+    The answer about a picture is the one without a picture.
+    """
+    if chance.random() < sight_share:
+        return Exchange(*draw_question(chance), BLIND)
+    return draw_exchange(chance, TRAINED_WORDS)
+
+
 def all_answers() -> list[str]:
     """Return every answer once, sorted."""
+    return sorted({*heard_answers(), *seen_answers()})
+
+
+def heard_answers() -> list[str]:
+    """Return every answer to a question that is not about a picture, once, sorted."""
     answers = {answer for _, answer in FIXED.values()} | {UNKNOWN}
     answers |= {f"the {thing} is {colour}" for thing, colour in COLOURS.items()}
     answers |= {" ".join(NUMBERS[1 : last + 1]) for last in range(2, LONGEST_COUNT + 1)}
@@ -211,6 +223,7 @@ def sums() -> list[tuple[str, str]]:
 def question_words() -> list[str]:
     """Return the words of all questions of the domain, sorted."""
     asked = [question for questions, _ in FIXED.values() for question in questions]
+    asked += [question for questions in QUESTIONS.values() for question in questions]
     phrases = (*asked, *STOPS, *COLOURS, "what colour is the", "say repeat plus count to")
     return sorted({word for phrase in phrases for word in phrase.split()} | set(NUMBERS[:11]))
 

@@ -17,9 +17,10 @@ from duplane.tools.checkpoint.tokenizer_files import write_tokenizer
 from duplane.tools.checkpoint.weights import save_safetensors
 from duplane.worker.models.minicpm_o.checkpoint import SINGLE_FILE
 from duplane.worker.models.minicpm_o.preparer_parts import GENERATION_FILE, VOCODER_FOLDER
+from duplane.worker.models.minicpm_o.vision.preprocessing import RULES_FILE
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
-from training.dimensions import GENERATION
+from training.dimensions import GENERATION, PREPROCESSING
 
 
 def write_checkpoint(
@@ -30,12 +31,7 @@ def write_checkpoint(
     vocoder: HarmonicNetwork,
 ) -> None:
     """Write all files of a checkpoint; `tensors` have their names in the public format."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(tokenizer, directory, bad_ids=())
-    write_configs(config, directory)
-    path = directory / GENERATION_FILE
-    generation = orjson.loads(path.read_bytes()) | GENERATION
-    path.write_bytes(orjson.dumps(generation, option=orjson.OPT_INDENT_2))
+    write_settings(directory, tokenizer, config)
     _write(tensors, directory / SINGLE_FILE)
     folder = directory / VOCODER_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +39,20 @@ def write_checkpoint(
     config_bytes = orjson.dumps(content, option=orjson.OPT_INDENT_2)
     (folder / harmonic.CONFIG).write_bytes(config_bytes)
     _write(vocoder.state_dict(), folder / harmonic.WEIGHTS)
+
+
+def write_settings(directory: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Write the files without weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(tokenizer, directory, bad_ids=())
+    write_configs(config, directory)
+    _change(directory / GENERATION_FILE, GENERATION)
+    _change(directory / RULES_FILE, PREPROCESSING)
+
+
+def _change(path: Path, settings: dict[str, Any]) -> None:
+    content = orjson.loads(path.read_bytes()) | settings
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -16,15 +16,21 @@ import orjson
 import torch
 from torch import Tensor
 
+from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.answers import Spoken, speak_answer
 from training.corpus.recording import CorpusPlan, record_corpus
+from training.corpus.store import Corpus
 from training.dimensions import CODES, default_config
 from training.domain import DIGITS, all_answers
 from training.export import write_checkpoint
 from training.listener.processes import CORPUS, train_listener
+from training.listener.sight import SightPlan, SightTraining
+from training.listener.starting import listener_of, vocoder_of
 from training.listener.training import ListenerPlan
 from training.torch_calls import load_tensors
+from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
+from training.vision.tower import TowerPlan
 from training.vocabulary import Vocabulary, build_tokenizer
 from training.voice.codec import all_features, encode, fit_table
 from training.voice.phrases import draw_phrases, held_out_answers
@@ -32,6 +38,7 @@ from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from training.voice.vocoder import build_vocoder, train_vocoder
 
 PLAN, TABLE, VOCODER, TALKER = "plan.json", "table.pt", "vocoder.pt", "talker.pt"
+SIGHT = "sight.pt"
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
 """The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
 digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
@@ -49,6 +56,8 @@ class TrainingPlan:
     talker_steps: int = 1000
     sound_steps: int = 300
     steps: int = 3600
+    tower_steps: int = 2400
+    sight_steps: int = 600
 
 
 def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> None:
@@ -62,16 +71,80 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     tokenizer = build_tokenizer()
     vocabulary = Vocabulary(tokenizer)
     config = default_config(tokenizer)
+    _corpus(workspace, plan)
+    answers = _speak_answers()
+    vocoder = _vocoder(workspace, answers, plan)
+    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
+    vision = train_vision(workspace, plan)
+    stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
+    listener = train_listener(workspace, stages, plan.processes)
+    listener = _sight(workspace, answers, listener, vision, config, vocabulary, plan)
+    tensors = {**listener, **talker, **vision.state_dict()}
+    write_checkpoint(directory, tokenizer, config, tensors, vocoder)
+
+
+def extend_checkpoint(directory: Path, start: Path, workspace: Path, plan: TrainingPlan) -> None:
+    """Let the model of the checkpoint `start` see: train a tower, a talker, and the LLM.
+
+    The audio encoder and the vocoder stay. Raises as `train_checkpoint`.
+    """
+    workspace.mkdir(parents=True, exist_ok=True)
+    _note_plan(workspace / PLAN, plan)
+    tokenizer = build_tokenizer()
+    vocabulary, config = Vocabulary(tokenizer), default_config(tokenizer)
+    vision = train_vision(workspace, plan)
+    _corpus(workspace, plan)
+    answers = _speak_answers()
+    vocoder = vocoder_of(start)
+    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
+    listener = listener_of(start, tokenizer)
+    listener = _sight(workspace, answers, listener, vision, config, vocabulary, plan)
+    tensors = {**listener, **talker, **vision.state_dict()}
+    write_checkpoint(directory, tokenizer, config, tensors, vocoder)
+
+
+def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
+    """Train the vision tower, or load it."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
+    return train_tower(workspace, default_config(build_tokenizer()), tower, print_progress)
+
+
+def _corpus(workspace: Path, plan: TrainingPlan) -> None:
     if not (workspace / CORPUS).exists():
         corpus = CorpusPlan(plan.utterances, plan.seed)
         record_corpus(workspace / CORPUS, corpus, processes=plan.processes)
+
+
+def _speak_answers() -> dict[str, Spoken]:
     print_progress("speaking the answers")
-    answers = {text: speak_answer(text) for text in all_answers()}
-    vocoder = _vocoder(workspace, answers, plan)
-    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
-    stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
-    listener = train_listener(workspace, stages, plan.processes)
-    write_checkpoint(directory, tokenizer, config, {**listener, **talker}, vocoder)
+    return {text: speak_answer(text) for text in all_answers()}
+
+
+def _sight(
+    workspace: Path,
+    answers: Mapping[str, Spoken],
+    listener: Mapping[str, Tensor],
+    vision: Vision,
+    config: dict[str, Any],
+    vocabulary: Vocabulary,
+    plan: TrainingPlan,
+) -> dict[str, Tensor]:
+    """Train the LLM with pictures; return the listener's tensors."""
+    print_progress("training with pictures")
+    bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)
+    training = SightTraining(
+        config,
+        vocabulary,
+        Corpus(workspace / CORPUS),
+        answers,
+        bank,
+        listener,
+        SightPlan(seed=plan.seed, steps=plan.sight_steps),
+        workspace / SIGHT,
+    )
+    training.run()
+    return dict(training.tensors())
 
 
 def _note_plan(path: Path, plan: TrainingPlan) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from numpy.typing import NDArray
+from safetensors import torch as safetensors_torch
 from torch import Tensor, distributed
 
 from duplane.worker.models.minicpm_o.dtype import has_bfloat16
@@ -71,3 +73,13 @@ def sum_over_processes(values: Tensor) -> None:
 def load_tensors(path: Path) -> dict[str, Any]:
     """Read a file of `torch.save`, without running code in it."""
     return cast("Any", torch).load(path, weights_only=True)
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file of safetensors."""
+    return cast("Any", safetensors_torch).load_file(path)
+
+
+def tensor_of(values: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor that shares its memory."""
+    return cast("Any", torch).from_numpy(values)

@@ -24,9 +24,9 @@ from training.corpus.store import Recorded, write_corpus
 from training.corpus.voices import Speaker, draw_speaker
 from training.domain import (
     HELD_OUT_WORDS,
-    TRAINED_WORDS,
     Exchange,
     draw_exchange,
+    draw_trained_exchange,
     question_words,
 )
 
@@ -39,7 +39,8 @@ PER_TASK = 250
 class CorpusPlan:
     """The size and the random seed of a corpus.
 
-    A held-out corpus has other speakers, unknown words, and sums and digits that training lacks.
+    A held-out corpus has other speakers, unknown words, and sums and digits that training lacks. In
+    a corpus for training, the share `sight_share` of the questions is about pictures.
     """
 
     count: int
@@ -48,6 +49,7 @@ class CorpusPlan:
     is_held_out: bool = False
     coloured_share: float = 0.6
     reverberant_share: float = 0.35
+    sight_share: float = 0.15
 
 
 def synthesise(text: str, speaker: Speaker) -> Speech:
@@ -96,8 +98,10 @@ def record(exchange: Exchange, speaker: Speaker) -> Recorded:
 def draw_recording(index: int, plan: CorpusPlan) -> Recorded:
     """Draw and synthesise utterance `index` of a corpus."""
     chance = Random(f"{plan.seed} {index}")
-    words = HELD_OUT_WORDS if plan.is_held_out else TRAINED_WORDS
-    exchange = draw_exchange(chance, words, held_out=plan.is_held_out)
+    if plan.is_held_out:
+        exchange = draw_exchange(chance, HELD_OUT_WORDS, held_out=True)
+    else:
+        exchange = draw_trained_exchange(chance, sight_share=plan.sight_share)
     speaker = draw_speaker(chance, flite_share=plan.flite_share, is_held_out=plan.is_held_out)
     made = record(exchange, speaker)
     numbers = np.random.default_rng([plan.seed, index])

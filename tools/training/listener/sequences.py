@@ -11,13 +11,21 @@ from torch import Tensor
 
 from duplane.tools.checkpoint.text import PROSE
 from duplane.worker.models.minicpm_o.chat.prompt import ANSWER_MARK, NO_THOUGHTS, SPEECH_MARK
+from duplane.worker.models.minicpm_o.vision.layout import (
+    ImageMarks,
+    Layout,
+    chat_layout,
+    duplex_layout,
+)
+from training.dimensions import PICTURE_ROWS
 from training.domain import DIGITS, Exchange
 from training.listener.sessions import Decision, Session
 from training.vocabulary import Vocabulary
 
 UNIT_EMBEDDINGS = 10
-AUDIO, VOICE = -1, -2
-"""Placeholders for ids in rows that hold embeddings: of the session's audio, or of a voice."""
+AUDIO, VOICE, PICTURE = -1, -2, -3
+"""Placeholders for ids in rows that hold embeddings: of the session's audio, of a voice, or of a
+picture."""
 IGNORED = -100
 LISTEN_WEIGHT = 0.4
 """Weight of listening decisions in the loss. It is below 1, because they are frequent and easy."""
@@ -37,6 +45,8 @@ class TokenRow:
     targets: list[int] = field(default_factory=list[int])
     weights: list[float] = field(default_factory=list[float])
     first_unit: int = 0
+    pictures: list[int] = field(default_factory=list[int])
+    """The numbers of the pictures, in the order of their rows."""
 
     def feed(self, ids: Sequence[int]) -> None:
         """Add ids that the model does not choose."""
@@ -48,6 +58,14 @@ class TokenRow:
         """Add an id that the model chooses, after the last row."""
         self.targets[-1], self.weights[-1] = token, weight
         self.feed([token])
+
+    def show(self, picture: int, layout: Layout, vocabulary: Vocabulary) -> None:
+        """Add the rows of a picture, with the worker's marks around it."""
+        for part in layout:
+            self.feed(
+                vocabulary.encode(part) if isinstance(part, str) else [PICTURE] * PICTURE_ROWS
+            )
+        self.pictures.append(picture)
 
 
 def draw_prompt(chance: Random) -> str:
@@ -72,8 +90,14 @@ def session_sequence(
     made.feed(vocabulary.encode("<|audio_end|><|im_end|>"))
     if chance.random() < CUT_SHARE:
         made.first_unit = chance.randint(1, min(MOST_CUT_UNITS, len(session.decisions) - 1))
-    for decision in session.decisions[made.first_unit :]:
-        made.feed([vocabulary.unit, *[AUDIO] * UNIT_EMBEDDINGS])
+        if session.view.hides(made.first_unit):
+            made.first_unit = 0
+    frames = session.view.frames or [-1] * len(session.decisions)
+    for frame, decision in list(zip(frames, session.decisions, strict=True))[made.first_unit :]:
+        made.feed([vocabulary.unit])
+        if frame >= 0:
+            made.show(frame, duplex_layout(ImageMarks(), None), vocabulary)
+        made.feed([AUDIO] * UNIT_EMBEDDINGS)
         _write_decision(made, decision, vocabulary)
         made.feed([vocabulary.unit_end])
     return made
@@ -105,18 +129,39 @@ def typed(question: str, chance: Random) -> str:
 
 
 def chat_sequence(
-    exchanges: Sequence[Exchange], vocabulary: Vocabulary, chance: Random
+    exchanges: Sequence[Exchange],
+    vocabulary: Vocabulary,
+    chance: Random,
+    pictures: Sequence[int] = (),
 ) -> TokenRow:
-    """Return a text chat as the worker's sequence of ids; the model chooses the last answer."""
-    made, text = TokenRow(), ""
+    """Return a chat as the worker's sequence of ids; the model chooses the last answer.
+
+    `pictures` has for each exchange the number of the picture that its message shows, or -1.
+    """
+    made = TokenRow()
+    marks = ImageMarks()
+    joint = "" if chance.random() < 0.2 else "\n"
+    is_numbered, is_picture_first = chance.random() < 0.85, chance.random() < 0.6
+    pending = ""
     if chance.random() < 0.7:
-        text += f"<|im_start|>system\n{draw_prompt(chance)}<|im_end|>\n"
-    for exchange in exchanges[:-1]:
-        text += f"<|im_start|>user\n{typed(exchange.question, chance)}<|im_end|>\n"
-        text += f"<|im_start|>assistant\n{exchange.answer}<|im_end|>\n"
-    text += f"<|im_start|>user\n{typed(exchanges[-1].question, chance)}<|im_end|>\n"
+        pending += f"<|im_start|>system\n{draw_prompt(chance)}<|im_end|>\n"
+    for number, exchange in enumerate(exchanges):
+        pending += "<|im_start|>user\n"
+        question = typed(exchange.question, chance)
+        picture = pictures[number] if pictures else -1
+        if picture < 0:
+            pending += question
+        else:
+            pending += "" if is_picture_first else question + joint
+            made.feed(vocabulary.encode(pending))
+            image_id = len(made.pictures) if is_numbered else None
+            made.show(picture, chat_layout(marks, None, image_id), vocabulary)
+            pending = joint + question if is_picture_first else ""
+        pending += "<|im_end|>\n"
+        if number < len(exchanges) - 1:
+            pending += f"<|im_start|>assistant\n{exchange.answer}<|im_end|>\n"
     is_spoken = chance.random() < 0.5
-    made.feed(vocabulary.encode(text + ANSWER_MARK + NO_THOUGHTS + SPEECH_MARK * is_spoken))
+    made.feed(vocabulary.encode(pending + ANSWER_MARK + NO_THOUGHTS + SPEECH_MARK * is_spoken))
     for token in vocabulary.words(exchanges[-1].answer.split(), is_start=True):
         made.choose(token)
     made.choose(vocabulary.tts_eos)
@@ -127,7 +172,7 @@ def chat_sequence(
 class Batch:
     """Sequences padded to one length: ids, targets and weights, [sequences, length].
 
-    `audio` and `voice` mark the rows that embeddings replace.
+    `audio`, `voice` and `picture` mark the rows that embeddings replace.
     """
 
     ids: Tensor
@@ -135,6 +180,7 @@ class Batch:
     weights: Tensor
     audio: Tensor
     voice: Tensor
+    picture: Tensor
 
     @classmethod
     def of(cls, sequences: Sequence[TokenRow]) -> Batch:
@@ -151,4 +197,5 @@ class Batch:
             weights=padded([one.weights for one in sequences], 0.0).float(),
             audio=ids == AUDIO,
             voice=ids == VOICE,
+            picture=ids == PICTURE,
         )

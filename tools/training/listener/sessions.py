@@ -18,6 +18,9 @@ from duplane.worker.models.types import FloatArray
 from training.answers import Spoken
 from training.corpus.rooms import noise
 from training.corpus.store import Corpus, Utterance
+from training.vision.questions import QUESTIONS, answer_about
+from training.vision.scenes import Scene
+from training.vision.views import View, draw_view
 
 LAG_S = (FIRST_UNIT_FILL - UNIT_SAMPLES) / INPUT_SAMPLE_RATE
 """Delay of the audio in seconds: the worker puts this much silence before it."""
@@ -45,6 +48,7 @@ class SessionRules:
     signal_to_noise: tuple[float, float] = (4.0, 45.0)
     gain: tuple[float, float] = (-24.0, 2.0)
     longest_pause_s: float = 2.5
+    pictured: float = 0.0
     is_dense: bool = False
     """True if questions follow each other without answers, to train the encoder."""
 
@@ -80,7 +84,7 @@ class Session:
 
     `samples` [units * 16000] is the sound. `phonemes` [units * 50] has the number of the phoneme at
     each encoder position. `words` [units * 10] has the number of the word at each LLM embedding. In
-    both, 0 is silence.
+    both, 0 is silence. `view` has the pictures.
     """
 
     samples: FloatArray
@@ -88,6 +92,7 @@ class Session:
     phonemes: NDArray[np.int64]
     words: NDArray[np.int64]
     asked: list[Asked] = field(default_factory=list[Asked])
+    view: View = field(default_factory=View)
 
 
 class NoiseBank:
@@ -113,8 +118,11 @@ class SessionBuilder:
         answers: Mapping[str, Spoken],
         noises: NoiseBank,
         rules: SessionRules,
+        scenes: Sequence[Scene] = (),
     ) -> None:
+        """`scenes` are what the pictures show, of which sessions have random ones."""
         self._corpus, self._answers, self._noises, self.rules = corpus, answers, noises, rules
+        self._scenes = scenes
         self._duration_s = float(rules.unit_count)
 
     def draw(self, seed: Sequence[int]) -> Session:
@@ -125,8 +133,11 @@ class SessionBuilder:
         sound = np.zeros(count, np.float32)
         decisions = [Decision()] * rules.unit_count
         asked: list[Asked] = []
+        view = View()
+        if self._scenes and chance.random() < rules.pictured:
+            view = draw_view(chance, rules.unit_count, len(self._scenes))
         if chance.random() >= rules.noise_only:
-            asked = self._converse(chance, decisions)
+            asked = self._converse(chance, decisions, view)
         for one in asked:
             level = 10 ** (chance.uniform(-4.0, 4.0) / 20)
             _add(sound, one.utterance.samples * np.float32(level), one.start_s)
@@ -140,9 +151,11 @@ class SessionBuilder:
             sound[:] = 0.0
         np.clip(sound, -1.0, 1.0, out=sound)
         phonemes, words = self._labels(asked)
-        return Session(sound, decisions, phonemes, words, asked)
+        return Session(sound, decisions, phonemes, words, asked, view)
 
-    def _converse(self, chance: np.random.Generator, decisions: list[Decision]) -> list[Asked]:
+    def _converse(
+        self, chance: np.random.Generator, decisions: list[Decision], view: View
+    ) -> list[Asked]:
         """Draw questions and decide the units of their answers."""
         rules, asked = self.rules, list[Asked]()
         forced = FORCED_UNITS if chance.random() < 0.8 else 0
@@ -156,7 +169,7 @@ class SessionBuilder:
             if rules.is_dense:
                 start = one.end_s + chance.uniform(0.05, 0.5)
                 continue
-            free_s = self._answer(one, decisions, forced, chance)
+            free_s = self._answer(one, decisions, forced, chance, view)
             pause = chance.uniform(0.1, rules.longest_pause_s) if free_s >= one.end_s else 0.0
             start = free_s + pause
 
@@ -166,15 +179,19 @@ class SessionBuilder:
         decisions: list[Decision],
         forced: int,
         chance: np.random.Generator,
+        view: View,
     ) -> float:
         """Choose the units that answer a question; return when the next question may start."""
         if not one.answer:
             return one.end_s + PAUSE_S
-        units = self._answers[one.answer].units
         first = max(forced, int(np.ceil(one.end_s + PAUSE_S + LAG_S - 1.0)), 0)
         busy = max((n for n, was in enumerate(decisions) if was.speaks), default=-1)
         first = max(first, busy + 1)
         one.first_unit = first
+        kind = one.utterance.exchange.kind
+        if kind in QUESTIONS and (seen := view.seen(first)) >= 0:
+            one.answer = answer_about(kind, self._scenes[seen])
+        units = self._answers[one.answer].units
         begin_s = first + len(units) + 0.1
         stop = len(units)
         if len(units) > 1 and chance.random() < self.rules.interrupted:

@@ -1,26 +1,33 @@
 """Draws the pictures that the default model learns to see: coloured shapes, and digits.
 
-A picture has one to five objects of one shape and colour, or one digit, or nothing. It looks like
-the picture of a camera: the light is uneven, the sheet may be turned, and the image is blurred and
-noisy. Pictures of training and of evaluation come from different seeds.
+A picture has one to five objects of one shape and colour, or one digit, or nothing: then it is
+plain, or a texture of many colours. It looks like the picture of a camera: the light is uneven, and
+the image is blurred and noisy. Some pairs of a shape and a colour, and some fonts, are for the
+evaluation only.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from training.domain import DIGITS
+from training.vision.scenes import COLOURS, NOTHING, SHAPES, Scene, is_held_out
 
-COLOURS = {
+FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts")
+FONT_FAMILIES = ("DejaVu", "Liberation")
+HELD_OUT_FONT, FONT_STRIDE = 3, 7
+"""Of the fonts in order of their names, every seventh is for the evaluation only."""
+PLAIN_SHARE, TEXTURE_SHARE, DIGIT_SHARE = 0.04, 0.06, 0.38
+PIXELS = {
     "red": (205, 35, 40),
     "green": (30, 150, 60),
     "blue": (35, 75, 200),
@@ -28,74 +35,79 @@ COLOURS = {
     "black": (25, 25, 28),
     "white": (245, 245, 245),
 }
-SHAPES = ("circle", "square", "triangle", "star", "cross")
-MOST_OBJECTS = 5
-NOTHING, DIGIT = "nothing", "digit"
-FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts")
-_SIDE = 160
-"""Pixels of the shorter side of a picture before it is encoded or scaled."""
+_SIDE = 144
+"""Pixels of the shorter side of a picture."""
 _FINE = 2
 """Objects are drawn with this many times the pixels, so that their edges are smooth."""
 _LEAST_CONTRAST = 110.0
 _JITTER = 28
-_TURN_DEGREES = 180.0
-_SHIFT = 0.35
+_NOISE_PIXELS = 1 << 20
 
 Colour = tuple[int, int, int]
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What a picture shows: `count` objects of a shape, or `digit`, in a colour; or nothing.
+class Mark:
+    """The place of an object: its centre and radius in pixels of the picture."""
 
-    `shape` is one of `SHAPES`, `DIGIT` or `NOTHING`. `digit` is -1 if the picture has none.
-    """
-
-    shape: str
-    colour: str = ""
-    count: int = 0
-    digit: int = -1
+    x: float
+    y: float
+    radius: float
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A scene and its picture, an RGB image."""
+    """A scene and its picture, an RGB image. `marks` are the places of the objects."""
 
     scene: Scene
     image: Image.Image
+    marks: tuple[Mark, ...] = ()
 
-    def jpeg(self, quality: int = 70) -> bytes:
+    def jpeg(self, quality: int = 80) -> bytes:
         """Return the picture as a client sends it."""
         file = io.BytesIO()
         self.image.save(file, "JPEG", quality=quality)
         return file.getvalue()
 
 
-def draw_scene(chance: Random) -> Scene:
-    """Draw what a picture shows."""
+def draw_scene(chance: Random, *, held_out: bool | None = False) -> Scene:
+    """Draw what a picture shows.
+
+    The pairs of shape and colour are those of training, or those for the evaluation only if
+    `held_out` is true; all if it is None.
+    """
     kind = chance.random()
-    if kind < 0.06:
+    if kind < PLAIN_SHARE:
         return Scene(NOTHING)
-    colour = chance.choice(list(COLOURS))
-    if kind < 0.34:
-        return Scene(DIGIT, colour, 1, chance.randrange(len(DIGITS)))
-    count = 1 if chance.random() < 0.35 else chance.randint(1, MOST_OBJECTS)
-    return Scene(chance.choice(SHAPES), colour, count)
+    if kind < PLAIN_SHARE + TEXTURE_SHARE:
+        return Scene(NOTHING, is_texture=True)
+    colours = list(COLOURS)
+    if kind < PLAIN_SHARE + TEXTURE_SHARE + DIGIT_SHARE:
+        return Scene("digit", chance.choice(colours), 1, chance.randrange(len(DIGITS)))
+    count = 1 if chance.random() < 0.3 else chance.randint(1, 5)
+    while True:
+        scene = Scene(chance.choice(SHAPES), chance.choice(colours), count)
+        if held_out is None or is_held_out(scene) == held_out:
+            return scene
 
 
-def draw_picture(chance: Random, scene: Scene | None = None) -> Picture:
-    """Draw a picture of a scene, or of a random one."""
-    scene = scene or draw_scene(chance)
+def draw_picture(
+    chance: Random, scene: Scene | None = None, *, held_out: bool | None = False
+) -> Picture:
+    """Draw a picture of a scene, or of a random one. `held_out` also chooses the fonts."""
+    scene = scene or draw_scene(chance, held_out=held_out)
     numbers = np.random.default_rng(chance.getrandbits(64))
-    width = round(_SIDE * chance.uniform(1.0, 1.78))
-    size = (width, _SIDE) if chance.random() < 0.8 else (_SIDE, width)
-    near = COLOURS.get(scene.colour)
+    longer = round(_SIDE * chance.uniform(1.0, 1.78))
+    size = (longer, _SIDE) if chance.random() < 0.8 else (_SIDE, longer)
+    if scene.is_texture:
+        return Picture(scene, _camera(_texture(size, numbers), chance, numbers))
+    near = PIXELS.get(scene.colour)
     colour = _near(near, chance) if near else None
     image = _background(size, colour, chance, numbers)
-    if colour:
-        _place(image, scene, colour, chance)
-    return Picture(scene, _camera(image, chance, numbers))
+    marks = [] if colour is None else _place(image, scene, colour, chance, held_out=held_out)
+    found = tuple(Mark(at.x / _FINE, at.y / _FINE, at.radius / _FINE) for at in marks)
+    return Picture(scene, _camera(image.reduce(_FINE), chance, numbers), found)
 
 
 def _near(colour: Colour, chance: Random) -> Colour:
@@ -108,10 +120,6 @@ def _near(colour: Colour, chance: Random) -> Colour:
     return red, green, blue
 
 
-def _distance(first: Colour, second: Colour) -> float:
-    return math.dist(first, second)
-
-
 def _background(
     size: tuple[int, int], colour: Colour | None, chance: Random, numbers: np.random.Generator
 ) -> Image.Image:
@@ -120,21 +128,35 @@ def _background(
         base = chance.randint(20, 250)
         tint = 60 if chance.random() < 0.3 else 12
         shade = tuple(min(255, max(0, base + chance.randint(-tint, tint))) for _ in range(3))
-        if colour is None or _distance(colour, (shade[0], shade[1], shade[2])) > _LEAST_CONTRAST:
+        if colour is None or math.dist(colour, shade) > _LEAST_CONTRAST:
             break
-    width, height = size
     columns, rows = chance.randint(2, 4), chance.randint(2, 4)
     spread = chance.uniform(0.0, 14.0)
     coarse = numbers.normal(0.0, spread, (rows, columns, 1)) + np.asarray(shade, float)
     small = Image.fromarray(coarse.clip(0, 255).astype(np.uint8))
-    return small.resize((width * _FINE, height * _FINE), Image.Resampling.BICUBIC)
+    return small.resize((size[0] * _FINE, size[1] * _FINE), Image.Resampling.BILINEAR)
 
 
-def _place(image: Image.Image, scene: Scene, colour: Colour, chance: Random) -> None:
-    """Draw the objects of a scene, apart from each other."""
+def _texture(size: tuple[int, int], numbers: np.random.Generator) -> Image.Image:
+    """Draw spots of many sizes and colours, as leaves, cloth or a crowd have them."""
+    total = np.full((size[1], size[0], 3), numbers.uniform(60, 190), np.float32)
+    total += numbers.uniform(-40, 40, 3).astype(np.float32)
+    for cells in (3, 7, 16, 40, 90):
+        grey = numbers.normal(0.0, 1.0, (cells, cells, 1))
+        tint = numbers.normal(0.0, 0.6, (cells, cells, 3))
+        coarse = 128.0 + (grey + tint) * numbers.uniform(8, 45)
+        image = Image.fromarray(coarse.clip(0, 255).astype(np.uint8))
+        total += np.asarray(image.resize(size, Image.Resampling.BICUBIC), np.float32) - 128.0
+    return Image.fromarray(total.clip(0, 255).astype(np.uint8))
+
+
+def _place(
+    image: Image.Image, scene: Scene, colour: Colour, chance: Random, *, held_out: bool | None
+) -> list[Mark]:
+    """Draw the objects of a scene, apart from each other; return their places."""
     width, height = image.size
-    most = min(width, height) * (0.42 if scene.count == 1 else 0.3 if scene.count < 4 else 0.22)
-    radius = most * chance.uniform(0.55, 1.0)
+    most = min(width, height) * (0.42 if scene.count == 1 else 0.3 if scene.count < 4 else 0.24)
+    radius = most * chance.uniform(0.6, 1.0)
     placed: list[Point] = []
     tries = 0
     while len(placed) < scene.count:
@@ -145,13 +167,16 @@ def _place(image: Image.Image, scene: Scene, colour: Colour, chance: Random) -> 
         at = (chance.uniform(radius, width - radius), chance.uniform(radius, height - radius))
         if all(math.dist(at, other) > 2.25 * radius for other in placed):
             placed.append(at)
-    turn = chance.uniform(-_TURN_DEGREES, _TURN_DEGREES)
+    turn = chance.uniform(-180.0, 180.0)
+    marks: list[Mark] = []
     for at in placed:
         own = radius * chance.uniform(0.85, 1.0)
         if scene.digit >= 0:
-            _write(image, str(scene.digit), at, own, colour, chance)
+            _write(image, str(scene.digit), at, own, colour, chance, held_out=held_out)
         else:
             _draw_shape(image, scene.shape, at, own, colour, turn + chance.uniform(-30, 30))
+        marks.append(Mark(at[0], at[1], own))
+    return marks
 
 
 def _draw_shape(
@@ -195,55 +220,78 @@ _OUTLINES: dict[str, list[Point]] = {
 
 
 def _write(
-    image: Image.Image, text: str, at: Point, radius: float, colour: Colour, chance: Random
+    image: Image.Image,
+    text: str,
+    at: Point,
+    radius: float,
+    colour: Colour,
+    chance: Random,
+    *,
+    held_out: bool | None,
 ) -> None:
     """Write a digit, turned a little, as on a sheet that is held into the camera."""
     height = round(2.1 * radius)
-    found = fonts()
-    font: ImageFont.ImageFont | ImageFont.FreeTypeFont
-    if found:
-        font = ImageFont.truetype(chance.choice(found), height)
-    else:
-        font = ImageFont.load_default(height)
+    found = fonts(held_out)
+    font = _font(chance.choice(found) if found else "", height)
     mask = Image.new("L", (2 * height, 2 * height))
     pen = ImageDraw.Draw(mask)
     weight = chance.choice((0, 0, 0, height // 40, height // 20))
     pen.text((height, height), text, fill=255, font=font, anchor="mm", stroke_width=weight)
-    mask = mask.rotate(chance.uniform(-20, 20), Image.Resampling.BICUBIC)
+    # The inverse of a turn by `angle`, of a stretch and of a slant, about the middle.
+    angle = math.radians(chance.uniform(-20, 20))
+    wide, slant = chance.uniform(0.8, 1.25), chance.uniform(-0.2, 0.2)
+    a, b = math.cos(angle) * wide, math.sin(angle) * wide + slant
+    d, e = -math.sin(angle), math.cos(angle)
+    middle = (height * (1 - a - b), height * (1 - d - e))
+    mask = mask.transform(
+        mask.size,
+        Image.Transform.AFFINE,
+        (a, b, middle[0], d, e, middle[1]),
+        Image.Resampling.BILINEAR,
+    )
     corner = (round(at[0] - height), round(at[1] - height))
     image.paste(Image.new("RGB", mask.size, colour), corner, mask)
 
 
 @cache
-def fonts() -> list[str]:
-    """Return the paths of the fonts of this machine, sorted; none if it has none."""
-    return sorted(
+def _font(path: str, height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.truetype(path, height) if path else ImageFont.load_default(height)
+
+
+@cache
+def fonts(held_out: bool | None) -> list[str]:
+    """Return the paths of this machine's fonts for training, or for the evaluation; sorted."""
+    found = sorted(
         str(path)
         for folder in FONT_FOLDERS
         for path in Path(folder).rglob("*.ttf")
-        if not any(part in path.name for part in ("Symbol", "Math", "Emoji", "Dingbats"))
+        if path.name.startswith(FONT_FAMILIES) and "Math" not in path.name
     )
+    if held_out is None:
+        return found
+    return [
+        path
+        for number, path in enumerate(found)
+        if (number % FONT_STRIDE == HELD_OUT_FONT) == held_out
+    ]
+
+
+@cache
+def _noise() -> NDArray[np.float32]:
+    """Return normal numbers, drawn once; pictures use random parts of them."""
+    return np.random.default_rng(77).standard_normal(_NOISE_PIXELS).astype(np.float32)
 
 
 def _camera(image: Image.Image, chance: Random, numbers: np.random.Generator) -> Image.Image:
-    """Photograph a drawn image: turned, in uneven light, blurred, noisy."""
-    if chance.random() < 0.6:
-        corner = image.getpixel((2, 2))
-        fill = corner if isinstance(corner, tuple) else 0
-        angle, scale = chance.uniform(-12, 12), chance.uniform(1.0, 1.12)
-        width, height = image.size
-        turned = image.rotate(angle, Image.Resampling.BICUBIC, fillcolor=fill)
-        cut = (width - width / scale) / 2 * _SHIFT, (height - height / scale) / 2 * _SHIFT
-        box = (cut[0], cut[1], width - cut[0], height - cut[1])
-        image = turned.resize((width, height), Image.Resampling.BICUBIC, box)
-    size = (image.size[0] // _FINE, image.size[1] // _FINE)
-    image = image.resize(size, Image.Resampling.BOX)
+    """Photograph a drawn image: in uneven light, blurred, noisy."""
     if chance.random() < 0.5:
-        image = image.filter(ImageFilter.GaussianBlur(chance.uniform(0.2, 1.8)))
+        image = image.filter(ImageFilter.GaussianBlur(chance.uniform(0.2, 1.6)))
     pixels = np.asarray(image, np.float32)
-    light = np.linspace(chance.uniform(0.75, 1.1), chance.uniform(0.75, 1.1), size[0])
-    pixels = pixels * light[None, :, None].astype(np.float32)
-    warm = [1 + chance.uniform(-0.07, 0.07) for _ in range(3)]
-    pixels = pixels * np.asarray(warm, np.float32)
-    pixels = pixels + numbers.normal(0.0, chance.uniform(0.5, 9.0), pixels.shape)
+    light = np.linspace(chance.uniform(0.75, 1.1), chance.uniform(0.75, 1.1), image.size[0])
+    warm = np.asarray([1 + chance.uniform(-0.07, 0.07) for _ in range(3)])
+    pixels = pixels * (light[None, :, None] * warm).astype(np.float32)
+    bank = _noise()
+    start = int(numbers.integers(len(bank) - pixels.size))
+    drawn = bank[start : start + pixels.size].reshape(pixels.shape)
+    pixels += drawn * np.float32(chance.uniform(0.5, 9.0))
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))

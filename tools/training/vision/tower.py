@@ -1,15 +1,17 @@
 """Trains the vision tower to tell what a picture shows: its shape, colour, count and digit.
 
 The tower is the worker's own module; it gets the tiles that the worker's preparation makes. Heads
-that exist only in training read the mean of a tile's embeddings.
+that exist only in training read its results: one head for each of a tile's embeddings, and heads
+for what each patch shows. The renderer knows where it drew an object, so every patch has a target:
+with targets of whole pictures only, a transformer needs many times the steps.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,20 +29,24 @@ from duplane.worker.models.minicpm_o.vision.siglip import VisionConfig
 from training.domain import DIGITS
 from training.listener.network import draw_weights
 from training.optimisers import Optimisers
-from training.torch_calls import mixed_precision, seed_all
-from training.vision.pictures import (
-    COLOURS,
-    DIGIT,
-    MOST_OBJECTS,
-    NOTHING,
-    SHAPES,
-    Scene,
-    draw_picture,
-)
+from training.torch_calls import load_tensors, mixed_precision, seed_all, tensor_of
+from training.vision.pictures import Picture, draw_picture
+from training.vision.scenes import COLOURS, DIGIT, MOST_OBJECTS, NOTHING, SHAPES, Scene
 
 KINDS = (NOTHING, DIGIT, *SHAPES)
+HEADS = {
+    "kind": len(KINDS),
+    "colour": len(COLOURS),
+    "count": MOST_OBJECTS + 1,
+    "digit": len(DIGITS),
+}
+"""The heads of a tile's embeddings, in their order: embedding n has head n."""
+PATCH_KINDS = 1 + len(SHAPES) + len(DIGITS)
+PATCH_HEADS = {"kind": PATCH_KINDS, "colour": len(COLOURS), "centre": 2}
+PATCH_WEIGHT = 0.5
+RECOLOURED_SHARE = 0.3
 IGNORED = -100
-REPORT_INTERVAL = 50
+REPORT_INTERVAL, SAVE_INTERVAL = 50, 200
 
 
 @dataclass(frozen=True)
@@ -48,98 +54,179 @@ class TowerPlan:
     """The length and the learning rates of the tower's training."""
 
     seed: int = 1
-    pictures: int = 8000
-    steps: int = 2500
+    pictures: int = 20_000
+    steps: int = 2400
     batch: int = 48
     rate: float = 1.5e-3
     matrix_rate: float = 2.5e-3
     warm_up: int = 40
-    decay_share: float = 0.5
+    decay_share: float = 0.6
+
+    def factor(self, step: int) -> float:
+        """Return the factor of the learning rates at a step."""
+        remaining = (self.steps - step) / max(1.0, self.decay_share * self.steps)
+        return min(1.0, (step + 1) / self.warm_up, remaining)
 
 
 @dataclass(frozen=True)
 class SeenTile:
-    """A tile and what it shows."""
+    """A tile and what it shows. `targets` [patches, 3] has kind, colour and centre of each patch.
+
+    A colour is IGNORED where the patch shows no object.
+    """
 
     scene: Scene
     tile: ImageTile
+    targets: NDArray[np.int8]
+    has_colour: bool = True
 
 
-def labels(scene: Scene) -> tuple[int, int, int, int]:
+def labels(seen: SeenTile) -> tuple[int, int, int, int]:
     """Return the numbers of kind, colour, count and digit; IGNORED for those that do not exist."""
+    scene = seen.scene
     kind = KINDS.index(scene.shape)
     if scene.shape == NOTHING:
         return kind, IGNORED, 0, IGNORED
-    colour = list(COLOURS).index(scene.colour)
+    colour = COLOURS.index(scene.colour) if seen.has_colour else IGNORED
     digit = scene.digit if scene.digit >= 0 else IGNORED
-    return kind, colour, scene.count if digit == IGNORED else IGNORED, digit
+    return kind, colour, scene.count, digit
 
 
-def draw_tiles(count: int, seed: int, rules: ImageRules) -> list[SeenTile]:
-    """Draw pictures and prepare them as the worker does."""
-    made: list[SeenTile] = []
-    for number in range(count):
-        picture = draw_picture(Random(f"{seed} picture {number}"))
-        made.append(SeenTile(picture.scene, prepare_picture(rules, picture.image, 1).tiles[0]))
+def patch_targets(picture: Picture, rows: int, columns: int) -> NDArray[np.int8]:
+    """Return what each patch of a scaled picture shows, by the place of its middle."""
+    scene = picture.scene
+    made = np.zeros((rows * columns, len(PATCH_HEADS)), np.int8)
+    made[:, 1] = IGNORED
+    if scene.shape == NOTHING:
+        return made
+    width, height = picture.image.size
+    across = (np.arange(columns) + 0.5) * width / columns
+    down = (np.arange(rows) + 0.5) * height / rows
+    kind = 1 + (len(SHAPES) + scene.digit if scene.digit >= 0 else SHAPES.index(scene.shape))
+    for mark in picture.marks:
+        far = np.hypot(across[None, :] - mark.x, down[:, None] - mark.y).ravel()
+        inside = far < 0.8 * mark.radius
+        inside[far.argmin()] = True
+        made[inside, 0] = kind
+        made[inside, 1] = COLOURS.index(scene.colour)
+        made[far.argmin(), 2] = 1
     return made
 
 
-class TowerTraining:
-    """One training run."""
+def seen_tile(picture: Picture, rules: ImageRules) -> SeenTile:
+    """Prepare a picture as the worker does."""
+    tile = prepare_picture(rules, picture.image, 1).tiles[0]
+    return SeenTile(picture.scene, tile, patch_targets(picture, tile.rows, tile.columns))
 
-    def __init__(self, config: dict[str, Any], rules: ImageRules, plan: TowerPlan) -> None:
+
+def draw_tiles(
+    count: int, seed: str, rules: ImageRules, *, held_out: bool | None = False
+) -> list[SeenTile]:
+    """Draw pictures and prepare them."""
+    return [
+        seen_tile(draw_picture(Random(f"{seed} picture {number}"), held_out=held_out), rules)
+        for number in range(count)
+    ]
+
+
+class TowerTraining:
+    """One training run. It saves its state to `path`, and continues from this file if it exists."""
+
+    def __init__(
+        self, config: dict[str, Any], rules: ImageRules, plan: TowerPlan, path: Path | None = None
+    ) -> None:
         seed_all(plan.seed)
-        self.plan, self.rules = plan, rules
+        self.plan, self._path = plan, path
+        self.step = 0
         self.vision = Vision(VisionConfig.from_json(config), rules)
         draw_weights(self.vision, plan.seed)
-        hidden = config["hidden_size"]
-        sizes = {
-            "kind": len(KINDS),
-            "colour": len(COLOURS),
-            "count": MOST_OBJECTS + 1,
-            "digit": len(DIGITS),
-        }
-        self._heads = nn.ModuleDict({name: nn.Linear(hidden, n) for name, n in sizes.items()})
+        vision = self.vision.config
+        self._heads = nn.ModuleDict(
+            {name: nn.Linear(vision.hidden, size) for name, size in HEADS.items()}
+        )
+        self._patches = nn.Linear(vision.width, sum(PATCH_HEADS.values()))
+        self._states = torch.zeros(0)
+        self.vision.vpm.register_forward_hook(self._keep_states)
         found = [*self.vision.parameters()]
-        tables = {id(self.vision.vpm.embeddings.position_embedding.weight)}
+        tables = {
+            id(self.vision.vpm.embeddings.position_embedding.weight),
+            id(self.vision.resampler.query),
+        }
         matrices = [t for t in found if t.dim() == 2 and id(t) not in tables]
         chosen = {id(t) for t in matrices}
-        others = [t for t in found if id(t) not in chosen] + list(self._heads.parameters())
+        others = [t for t in found if id(t) not in chosen]
         self._optimisers = Optimisers(
-            matrices, others, rate=plan.rate, matrix_rate=plan.matrix_rate
+            matrices,
+            [*others, *self._heads.parameters(), *self._patches.parameters()],
+            rate=plan.rate,
+            matrix_rate=plan.matrix_rate,
         )
 
-    def run(self, tiles: Sequence[SeenTile], *, report: bool = True) -> None:
-        """Train on random batches of `tiles`."""
-        plan = self.plan
-        chance = Random(f"{plan.seed} tower")
-        mean = 0.0
+    def _keep_states(self, module: nn.Module, inputs: object, states: Tensor) -> None:
+        del module, inputs
+        self._states = states
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"vision": self.vision, "heads": self._heads, "patches": self._patches}
+
+    def run(self, tiles: Sequence[SeenTile], *, stop_at: int | None = None) -> None:
+        """Train on random batches of `tiles` to the end, or to step `stop_at`."""
+        self.resume()
+        plan, means = self.plan, dict[str, float]()
         began = time.process_time()
-        for step in range(plan.steps):
-            batch = [augmented(chance.choice(tiles), chance) for _ in range(plan.batch)]
-            remaining = (plan.steps - step) / max(1.0, plan.decay_share * plan.steps)
-            factor = min(1.0, (step + 1) / plan.warm_up, remaining)
-            loss = self._loss(batch)
-            self._optimisers.step(loss, factor)
-            mean = 0.95 * mean + 0.05 * loss.item() if step else loss.item()
-            if report and (step + 1) % REPORT_INTERVAL == 0:
+        last = plan.steps if stop_at is None else stop_at
+        while self.step < last:
+            chance = Random(f"{plan.seed} tower {self.step}")
+            batch = [self._draw(tiles, chance) for _ in range(plan.batch)]
+            losses = self._losses(batch)
+            self._optimisers.step(torch.stack([*losses.values()]).sum(), plan.factor(self.step))
+            self.step += 1
+            for name, value in losses.items():
+                means[name] = 0.95 * means.get(name, value.item()) + 0.05 * value.item()
+            if self.step % REPORT_INTERVAL == 0:
+                shown = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
                 spent = time.process_time() - began
-                sys.stderr.write(f"vision {step + 1}/{plan.steps}  {spent:.0f} s  {mean:.3f}\n")
+                sys.stderr.write(f"vision {self.step}/{plan.steps}  {spent:.0f} s  {shown}\n")
+            if self.step % SAVE_INTERVAL == 0 or self.step == last:
+                self.save()
+
+    def _draw(self, tiles: Sequence[SeenTile], chance: Random) -> SeenTile:
+        drawn = augmented(chance.choice(tiles), chance)
+        return recoloured(drawn, chance) if chance.random() < RECOLOURED_SHARE else drawn
 
     def _logits(self, tiles: Sequence[ImageTile]) -> dict[str, Tensor]:
         with mixed_precision(is_allowed=True):
             embeds = self.vision.encode_tiles(tiles)
-        mean = embeds.float().mean(1)
-        return {name: head(mean) for name, head in self._heads.items()}
+        return {
+            name: head(embeds[:, number].float())
+            for number, (name, head) in enumerate(self._heads.items())
+        }
 
-    def _loss(self, batch: Sequence[SeenTile]) -> Tensor:
-        targets = torch.tensor([labels(one.scene) for one in batch])
+    def _losses(self, batch: Sequence[SeenTile]) -> dict[str, Tensor]:
+        targets = torch.tensor([labels(one) for one in batch])
         logits = self._logits([one.tile for one in batch])
+        losses = {
+            name: functional.cross_entropy(
+                own, targets[:, n], ignore_index=IGNORED, reduction="sum"
+            )
+            / len(batch)
+            for n, (name, own) in enumerate(logits.items())
+        }
+        losses["patches"] = PATCH_WEIGHT * self._patch_loss(batch)
+        return losses
+
+    def _patch_loss(self, batch: Sequence[SeenTile]) -> Tensor:
+        rows = [states[: len(one.targets)] for states, one in zip(self._states, batch, strict=True)]
+        logits = self._patches(torch.cat(rows).float())
+        targets = tensor_of(np.concatenate([one.targets for one in batch])).long()
+        parts = torch.split_with_sizes(logits, [*PATCH_HEADS.values()], 1)
         losses = [
-            functional.cross_entropy(own, targets[:, n], ignore_index=IGNORED, reduction="sum")
-            for n, own in enumerate(logits.values())
+            functional.cross_entropy(part, targets[:, n], ignore_index=IGNORED, reduction="sum")
+            for n, part in enumerate(parts)
         ]
-        return torch.stack(losses).sum() / len(batch)
+        is_object = targets[:, 0] > 0
+        return torch.stack(losses).sum() / is_object.sum().clamp(min=1)
 
     @torch.no_grad()
     def evaluate(self, tiles: Sequence[SeenTile]) -> dict[str, float]:
@@ -147,31 +234,69 @@ class TowerTraining:
         right: dict[str, list[bool]] = {name: [] for name in self._heads}
         for start in range(0, len(tiles), self.plan.batch):
             batch = tiles[start : start + self.plan.batch]
-            targets = torch.tensor([labels(one.scene) for one in batch])
+            targets = torch.tensor([labels(one) for one in batch])
             for n, (name, own) in enumerate(self._logits([one.tile for one in batch]).items()):
                 is_target = targets[:, n] != IGNORED
                 hits = own.argmax(-1)[is_target] == targets[:, n][is_target]
                 right[name] += [bool(hit) for hit in hits]
         return {name: sum(hits) / max(1, len(hits)) for name, hits in right.items()}
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the checkpoint with their names."""
+        yield from self.vision.state_dict().items()
+
+    def save(self) -> None:
+        """Write the state of the run, if it has a file."""
+        if self._path is None:
+            return
+        part = self._path.with_suffix(".part")
+        state = {name: module.state_dict() for name, module in self._modules.items()}
+        torch.save({"step": self.step, "optimisers": self._optimisers.state_dict(), **state}, part)
+        part.replace(self._path)
+
+    def resume(self) -> None:
+        """Continue from the saved state, if there is one."""
+        if self._path is None or not self._path.exists():
+            return
+        state = load_tensors(self._path)
+        self.step = state["step"]
+        for name, module in self._modules.items():
+            module.load_state_dict(state[name])
+        self._optimisers.load_state_dict(state["optimisers"])
+
 
 def augmented(seen: SeenTile, chance: Random) -> SeenTile:
     """Change the light of a tile, and mirror it if it shows no digit."""
     tile = seen.tile
-    pixels: NDArray[np.float32] = tile.patches.astype(np.float32)
-    pixels = pixels * chance.uniform(0.88, 1.12) + chance.uniform(-8, 8)
-    patches = pixels.clip(0, 255).astype(np.uint8)
+    shift, scale = chance.uniform(-10, 10), chance.uniform(0.88, 1.12)
+    table = (np.arange(256) * scale + shift).clip(0, 255).astype(np.uint8)
+    patches, targets = table[tile.patches], seen.targets
     if seen.scene.digit < 0:
-        size = round((patches.shape[1] / 3) ** 0.5)
-        grid = patches.reshape(tile.rows, tile.columns, 3, size, size)
+        grid = _grid(patches, tile)
+        shown = targets.reshape(tile.rows, tile.columns, -1)
         if chance.random() < 0.5:
-            grid = grid[:, ::-1, :, :, ::-1]
+            grid, shown = grid[:, ::-1, :, :, ::-1], shown[:, ::-1]
         if chance.random() < 0.5:
-            grid = grid[::-1, :, :, ::-1, :]
+            grid, shown = grid[::-1, :, :, ::-1, :], shown[::-1]
         patches = np.ascontiguousarray(grid).reshape(patches.shape)
-    return SeenTile(seen.scene, ImageTile(patches, tile.rows, tile.columns))
+        targets = np.ascontiguousarray(shown).reshape(targets.shape)
+    return replace(seen, tile=ImageTile(patches, tile.rows, tile.columns), targets=targets)
 
 
-def save(training: TowerTraining, path: Path) -> None:
-    """Write the tower's weights with their names in the checkpoint."""
-    torch.save(training.vision.state_dict(), path)
+def recoloured(seen: SeenTile, chance: Random) -> SeenTile:
+    """Exchange the colour channels of a tile. It loses its colour as a target.
+
+    So a shape can occur in any colour: otherwise the tower would guess it from the colour.
+    """
+    tile, targets = seen.tile, seen.targets.copy()
+    order = chance.sample(range(3), 3)
+    patches = np.ascontiguousarray(_grid(tile.patches, tile)[:, :, order])
+    targets[:, 1] = IGNORED
+    tile = ImageTile(patches.reshape(tile.patches.shape), tile.rows, tile.columns)
+    return SeenTile(seen.scene, tile, targets, has_colour=False)
+
+
+def _grid(patches: NDArray[np.uint8], tile: ImageTile) -> NDArray[np.uint8]:
+    """Return pixels as [rows, columns, channels, lines, pixels]."""
+    size = round((patches.shape[1] / 3) ** 0.5)
+    return patches.reshape(tile.rows, tile.columns, 3, size, size)

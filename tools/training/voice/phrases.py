@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from training.domain import DIGITS, all_answers, answer_words, sums
+from training.domain import DIGITS, all_answers, answer_words, heard_answers, sums
 
 LONGEST_PHRASE = 6
 HELD_OUT_STRIDE, HELD_OUT_FIRST = 16, 5
@@ -13,7 +13,7 @@ HELD_OUT_STRIDE, HELD_OUT_FIRST = 16, 5
 
 def held_out_answers() -> list[str]:
     """Return the answers that the talker's training leaves out: some triples of digits."""
-    texts = all_answers()[HELD_OUT_FIRST::HELD_OUT_STRIDE]
+    texts = heard_answers()[HELD_OUT_FIRST::HELD_OUT_STRIDE]
     return [text for text in texts if len(text.split()) == 3 and set(text.split()) <= set(DIGITS)]
 
 

@@ -239,7 +239,7 @@ def test_weights_of_a_wrong_shape_are_reported_by_name(tmp_path: Path) -> None:
         ({}, {"vision_config": {"patch_size": 0}}, "patch_size"),
         ({}, {"vision_batch_size": 0}, "batch_size"),
         ({}, {"vision_config": None}, "vision_config"),
-        ({}, {"hidden_size": 96}, "hidden_size"),
+        ({}, {"hidden_size": 98}, "hidden_size"),
     ],
 )
 def test_an_invalid_configuration_is_refused_with_the_name_of_the_field(

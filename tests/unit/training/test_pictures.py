@@ -1,0 +1,166 @@
+"""Pictures of training and of the evaluation differ, and training knows what each patch shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.vision.pictures import draw_picture, draw_scene, fonts
+from training.vision.questions import BLIND, QUESTIONS, answer_about, seen_answers
+from training.vision.scenes import COLOURS, DIGIT, HELD_OUT_PAIRS, NOTHING, SHAPES, Scene
+from training.vision.stage import RULES, digest, encode_bank
+from training.vision.tower import (
+    IGNORED,
+    SeenTile,
+    TowerPlan,
+    TowerTraining,
+    augmented,
+    draw_tiles,
+    labels,
+    recoloured,
+    seen_tile,
+)
+from training.vision.views import View, draw_view
+
+PLAN = TowerPlan(pictures=8, steps=3, batch=2, warm_up=1)
+CONFIG: dict[str, Any] = {
+    "hidden_size": 16,
+    "query_num": 4,
+    "drop_vision_last_layer": False,
+    "vision_config": {
+        "hidden_size": 8,
+        "image_size": 112,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "patch_size": 14,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tiles() -> list[SeenTile]:
+    return draw_tiles(PLAN.pictures, "test", RULES)
+
+
+def test_held_out_pairs_of_shape_and_colour_are_only_in_the_evaluation() -> None:
+    chance = Random(1)
+    trained = {(one.shape, one.colour) for one in (draw_scene(chance) for _ in range(3000))}
+    judged = [draw_scene(chance, held_out=True) for _ in range(300)]
+    shapes = {(one.shape, one.colour) for one in judged if one.shape in SHAPES}
+    assert shapes == set(HELD_OUT_PAIRS)
+    assert not trained & shapes
+    assert {colour for _, colour in trained} == {*COLOURS, ""}
+    assert {shape for shape, _ in trained} == {*SHAPES, DIGIT, NOTHING}
+
+
+def test_no_font_is_on_both_sides() -> None:
+    assert not set(fonts(held_out=True)) & set(fonts(held_out=False))
+
+
+def test_same_seed_draws_the_same_picture() -> None:
+    first, second, other = (draw_picture(Random(seed)) for seed in (3, 3, 4))
+    assert first.jpeg() == second.jpeg()
+    assert first.scene == second.scene
+    assert first.jpeg() != other.jpeg()
+
+
+def test_targets_of_patches_are_where_the_objects_are() -> None:
+    """A mirrored tile has mirrored targets; the patches of an object have its colour."""
+    picture = draw_picture(Random(5), Scene("square", "red", 3))
+    seen = seen_tile(picture, RULES)
+    assert seen.targets[:, 2].sum() == 3
+    inside = seen.targets[:, 1] == COLOURS.index("red")
+    assert inside.sum() >= 3
+    for number in range(8):
+        changed = augmented(seen, Random(number))
+        red = _redness(changed)
+        is_object = changed.targets[:, 0] > 0
+        assert red[is_object].mean() > red[~is_object].mean() + 20
+
+
+def _redness(seen: SeenTile) -> np.ndarray[Any, np.dtype[np.float64]]:
+    channels = seen.tile.patches.reshape(len(seen.tile.patches), 3, -1).astype(float).mean(-1)
+    return channels[:, 0] - channels[:, 1:].mean(-1)
+
+
+def test_tile_of_exchanged_colours_has_no_colour_to_learn(tiles: list[SeenTile]) -> None:
+    changed = recoloured(tiles[0], Random(1))
+    assert labels(changed)[1] == IGNORED
+    assert (changed.targets[:, 1] == IGNORED).all()
+    assert (
+        np.sort(changed.tile.patches, None).tobytes()
+        == np.sort(tiles[0].tile.patches, None).tobytes()
+    )
+
+
+def test_interrupted_run_continues_to_the_same_weights(
+    tiles: list[SeenTile], tmp_path: Path
+) -> None:
+    whole = TowerTraining(CONFIG, RULES, PLAN, tmp_path / "whole.pt")
+    before = digest(whole)
+    whole.run(tiles)
+    TowerTraining(CONFIG, RULES, PLAN, tmp_path / "parts.pt").run(tiles, stop_at=1)
+    second = TowerTraining(CONFIG, RULES, PLAN, tmp_path / "parts.pt")
+    second.run(tiles)
+    assert digest(second) == digest(whole) != before
+    assert set(whole.evaluate(tiles)) == {"kind", "colour", "count", "digit"}
+
+
+def test_bank_has_what_the_worker_encodes(tiles: list[SeenTile]) -> None:
+    vision = TowerTraining(CONFIG, RULES, PLAN).vision
+    bank = encode_bank(vision, 1, count=3, variants=2)
+    assert bank.embeds.shape == (3, 2, 4, 16)
+    own = draw_tiles(3, "1 bank", RULES)
+    assert [one.scene for one in own] == list(bank.scenes)
+    with torch.inference_mode():
+        chance = Random("1 bank lights")
+        first = vision.encode_tiles([augmented(own[0], chance).tile])
+    torch.testing.assert_close(bank.embeds[0, 0], first[0], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scene", "answer"),
+    [
+        ("see", Scene("circle", "red", 1), "a red circle"),
+        ("see", Scene("cross", "blue", 3), "three blue crosses"),
+        ("see", Scene(DIGIT, "blue", 1, 7), "the number seven"),
+        ("see", Scene(NOTHING, is_texture=True), BLIND),
+        ("see", None, BLIND),
+        ("see colour", Scene("star", "white", 2), "white"),
+        ("see count", Scene("star", "white", 2), "two"),
+        ("see number", Scene(DIGIT, "white", 1, 0), "zero"),
+        ("see number", Scene("star", "white", 2), "i see no number"),
+        ("see shape", Scene("star", "white", 2), "stars"),
+        ("see shape", Scene("star", "white", 1), "a star"),
+    ],
+)
+def test_answers_are_about_the_picture(kind: str, scene: Scene | None, answer: str) -> None:
+    assert answer_about(kind, scene) == answer
+    assert answer in seen_answers()
+
+
+def test_each_wording_belongs_to_one_kind_of_question() -> None:
+    asked = [wording for wordings in QUESTIONS.values() for wording in wordings]
+    assert len(asked) == len(set(asked))
+
+
+def test_latest_frame_is_what_a_session_sees() -> None:
+    view = View([-1, 4, -1, 2, -1])
+    assert [view.seen(unit) for unit in range(5)] == [-1, 4, 4, 2, 2]
+    assert [view.hides(unit) for unit in range(5)] == [False, False, True, False, True]
+    assert not View().hides(2)
+    assert View().seen(2) == -1
+
+
+def test_views_have_known_pictures_and_some_gaps() -> None:
+    drawn = [draw_view(np.random.default_rng(seed), 8, 5) for seed in range(60)]
+    assert all(len(one.frames) == 8 and max(one.frames) < 5 for one in drawn)
+    assert all(one.seen(7) >= 0 for one in drawn)
+    assert any(-1 in one.frames for one in drawn)
+    assert any(-1 not in one.frames for one in drawn)

@@ -1,0 +1,192 @@
+"""Training shows pictures as the worker lays them out, and asks about the picture that is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.training import fake_answers, fake_corpus
+
+from duplane.worker.models.chat import (
+    ChatImage,
+    ChatMessage,
+    ChatOptions,
+    ChatRequest,
+    ChatRole,
+)
+from duplane.worker.models.minicpm_o.chat.prompt import answer_mark
+from duplane.worker.models.minicpm_o.duplex.inputs import count_rows, prepare_unit
+from duplane.worker.models.minicpm_o.preparer import Preparer
+from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts, load_preparer_parts
+from duplane.worker.models.types import Unit
+from training.dimensions import PICTURE_ROWS, default_config
+from training.domain import Exchange
+from training.export import write_settings
+from training.listener.network import ListenerNetworks
+from training.listener.sequences import AUDIO, PICTURE, Batch, chat_sequence, session_sequence
+from training.listener.sessions import NoiseBank, SessionBuilder, SessionRules
+from training.listener.sight import SightPlan, SightTraining
+from training.listener.starting import moved_table
+from training.vision.pictures import draw_picture
+from training.vision.questions import BLIND, QUESTIONS, answer_about
+from training.vision.scenes import COLOURS, SHAPES, Scene
+from training.vision.views import PictureBank
+from training.vocabulary import Vocabulary, build_tokenizer
+
+SCENES = [Scene(shape, colour, 1) for shape in SHAPES for colour in COLOURS]
+QUESTION = "what do you see"
+CHATS = 1200
+PLAN = SightPlan(steps=2, batch=1, chats=2, warm_up=1, noise_clips=1, is_mixed=False)
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 32,
+}
+SMALL_AUDIO = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 64}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(build_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def parts(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> PreparerParts:
+    folder = tmp_path_factory.mktemp("settings")
+    config = default_config(vocabulary.tokenizer) | {"init_tts": False}
+    write_settings(folder, vocabulary.tokenizer, config)
+    return load_preparer_parts(folder)
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> SessionBuilder:
+    corpus = fake_corpus(tmp_path_factory.mktemp("corpus"))
+    rules = SessionRules(pictured=1.0, interrupted=0.0)
+    return SessionBuilder(corpus, fake_answers(), NoiseBank(1, count=2), rules, SCENES)
+
+
+@pytest.mark.parametrize("is_picture_first", [True, False])
+def test_chat_with_a_picture_has_the_ids_of_the_worker(
+    parts: PreparerParts, vocabulary: Vocabulary, *, is_picture_first: bool
+) -> None:
+    """Training draws many layouts: with numbered pictures, the picture first, and so on."""
+    image = ChatImage(draw_picture(Random(1)).jpeg())
+    content = (image, QUESTION) if is_picture_first else (QUESTION, image)
+    options = ChatOptions(generate_audio=False, use_image_id=True)
+    prepared = Preparer(parts, 1024).chat(
+        ChatRequest((ChatMessage(ChatRole.USER, content),), options)
+    )
+    unknown = parts.prompts.tokens.unknown
+    served = [*prepared.prompt.ids, *answer_mark(parts.prompts.tokens, options)]
+    assert served.count(unknown) == PICTURE_ROWS
+    exchange = Exchange("see", QUESTION, "hello")
+    answer = vocabulary.words(["hello"], is_start=True)
+    trained = (
+        chat_sequence([exchange], vocabulary, Random(seed), [0]).ids for seed in range(CHATS)
+    )
+    wanted = [PICTURE if token == unknown else token for token in served]
+    assert [*wanted, *answer, vocabulary.tts_eos] in trained
+
+
+def test_picture_of_a_unit_has_the_rows_of_the_worker(
+    parts: PreparerParts, builder: SessionBuilder, vocabulary: Vocabulary
+) -> None:
+    session = next(
+        one for one in (builder.draw((1, seed)) for seed in range(50)) if one.view.frames[0] >= 0
+    )
+    drawn = (session_sequence(session, vocabulary, Random(n), voice_rows=0) for n in range(50))
+    row = next(one for one in drawn if one.first_unit == 0)
+    first = row.ids.index(vocabulary.unit)
+    marks = vocabulary.id_of("<image>"), vocabulary.id_of("</image>")
+    wanted = [vocabulary.unit, marks[0], *[PICTURE] * PICTURE_ROWS, marks[1], *[AUDIO] * 10]
+    assert row.ids[first : first + len(wanted)] == wanted
+    assert row.pictures == [one for one in session.view.frames if one >= 0]
+    assert Batch.of([row]).picture.sum() == PICTURE_ROWS * len(row.pictures)
+    sound = np.zeros(16_000, np.float32)
+    unit = prepare_unit(
+        parts.prompts.pictures, Unit(0, sound, frames=(draw_picture(Random(1)).jpeg(),))
+    )
+    assert isinstance(unit, Unit)
+    assert sum(count_rows(parts.prompts, unit)) == len(wanted)
+
+
+def test_session_answers_about_the_picture_at_the_start_of_the_answer(
+    builder: SessionBuilder,
+) -> None:
+    judged = 0
+    for seed in range(120):
+        session = builder.draw((2, seed))
+        for one in session.asked:
+            kind = one.utterance.exchange.kind
+            if kind not in QUESTIONS:
+                assert one.answer == one.utterance.exchange.answer
+                continue
+            picture = session.view.seen(one.first_unit)
+            scene = SCENES[picture] if picture >= 0 else None
+            assert one.answer == answer_about(kind, scene)
+            judged += one.answer != BLIND
+    assert judged >= 10
+
+
+def test_context_without_the_picture_that_is_seen_is_not_trained(
+    builder: SessionBuilder, vocabulary: Vocabulary
+) -> None:
+    for seed in range(60):
+        session = builder.draw((3, seed))
+        row = session_sequence(session, vocabulary, Random(seed), voice_rows=0)
+        assert not row.first_unit or not session.view.hides(row.first_unit)
+        shown = [one for one in session.view.frames[row.first_unit :] if one >= 0]
+        assert row.pictures == shown
+
+
+@pytest.mark.slow
+def test_interrupted_run_continues_to_the_same_weights(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    config = default_config(vocabulary.tokenizer)
+    config |= SMALL | {"audio_config": config["audio_config"] | SMALL_AUDIO}
+    corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
+    bank = PictureBank(SCENES, torch.randn(len(SCENES), 2, PICTURE_ROWS, 32))
+    networks = ListenerNetworks.build(config, seed=4, batch=1)
+    start = {
+        prefix + name: value.clone()
+        for prefix, module in networks.modules.items()
+        for name, value in module.state_dict().items()
+    }
+
+    def training(name: str) -> SightTraining:
+        path = tmp_path / name
+        return SightTraining(config, vocabulary, corpus, answers, bank, start, PLAN, path)
+
+    whole = training("whole.pt")
+    whole.run()
+    training("parts.pt").run(stop_at=1)
+    second = training("parts.pt")
+    second.run()
+    found = dict(second.tensors())
+    for name, wanted in whole.tensors():
+        torch.testing.assert_close(found[name], wanted, msg=name)
+    changed = {name for name, value in found.items() if not torch.equal(value, start[name])}
+    assert changed
+    assert {name.split(".")[0] for name in changed} == {"llm"}
+
+
+def test_known_tokens_keep_their_rows_in_another_tokenizer(vocabulary: Vocabulary) -> None:
+    after = vocabulary.tokenizer
+    table = torch.randn(after.get_vocab_size(), 4)
+    torch.testing.assert_close(moved_table(table, after, after), table)
+
+
+def test_plan_ends_at_rate_zero() -> None:
+    plan = replace(PLAN, steps=10)
+    assert plan.factor(0) == 1.0
+    assert plan.factor(9) < plan.factor(3)
+    assert plan.factor(10) == 0.0

@@ -1,0 +1,63 @@
+"""Starts from a checkpoint whose tokenizer is another one: moves the rows of its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.checkpoint import SINGLE_FILE
+from duplane.worker.models.minicpm_o.preparer_parts import VOCODER_FOLDER
+from duplane.worker.models.minicpm_o.vocoder.harmonic import (
+    WEIGHTS,
+    HarmonicConfig,
+    HarmonicNetwork,
+)
+from training.torch_calls import load_weights
+
+TOKENIZER_FILE = "tokenizer.json"
+LISTENER = ("llm.", "apm.", "audio_projection_layer.")
+TABLES = ("llm.model.embed_tokens.weight", "llm.lm_head.weight")
+
+
+def moved_table(table: Tensor, before: Tokenizer, after: Tokenizer) -> Tensor:
+    """Return a table with a row for each id of `after`.
+
+    A token that `before` has keeps its row. Any other token has the mean of the rows of its pieces.
+    """
+    names = before.get_vocab(with_added_tokens=True)
+    made = torch.zeros(table.shape)
+    for name, number in after.get_vocab(with_added_tokens=True).items():
+        if name in names:
+            made[number] = table[names[name]]
+            continue
+        pieces = before.encode(after.decode([number]), add_special_tokens=False).ids
+        if pieces:
+            made[number] = table[pieces].float().mean(0)
+    return made
+
+
+def listener_of(directory: Path, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Return the listener's tensors of a checkpoint with one file of weights, with their names.
+
+    The rows of its tables have the order of `tokenizer`. Raises OSError.
+    """
+    before = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+    found = {
+        name: value.float()
+        for name, value in load_weights(directory / SINGLE_FILE).items()
+        if name.startswith(LISTENER)
+    }
+    for name in TABLES:
+        found[name] = moved_table(found[name], before, tokenizer)
+    return found
+
+
+def vocoder_of(directory: Path) -> HarmonicNetwork:
+    """Load the vocoder of a checkpoint, with its codec's table. Raises OSError."""
+    folder = directory / VOCODER_FOLDER
+    network = HarmonicNetwork(HarmonicConfig.load(folder))
+    network.load_state_dict(load_weights(folder / WEIGHTS))
+    return network

@@ -1,0 +1,63 @@
+"""Encoded pictures for the training of the LLM, and when a session shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from training.vision.scenes import Scene
+
+CHANGE_SHARE = 0.2
+"""The probability that another picture begins in a unit."""
+SPARSE_SHARE, LONGEST_GAP = 0.3, 4
+
+
+@dataclass(frozen=True)
+class PictureBank:
+    """Encoded pictures: `embeds` [pictures, variants, rows, hidden]. Variants differ in light."""
+
+    scenes: Sequence[Scene]
+    embeds: Tensor
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a session shows: the number of a picture for each unit with a frame, otherwise -1."""
+
+    frames: list[int] = field(default_factory=list[int])
+
+    def seen(self, unit: int) -> int:
+        """Return the number of the latest picture up to a unit; -1 if there was none."""
+        return next((one for one in reversed(self.frames[: unit + 1]) if one >= 0), -1)
+
+    def hides(self, unit: int) -> bool:
+        """Return whether a context that begins with this unit lacks a picture that is seen."""
+        return bool(self.frames) and self.frames[unit] < 0 and self.seen(unit) >= 0
+
+
+def draw_view(chance: np.random.Generator, unit_count: int, picture_count: int) -> View:
+    """Draw when a session shows which pictures.
+
+    Most sessions have a frame in each unit; others have one in every few units, or a single one.
+    """
+    gap = 1
+    if chance.random() < SPARSE_SHARE:
+        gap = int(chance.integers(2, LONGEST_GAP + 1))
+    is_single = gap > 1 and chance.random() < 0.3
+    first = int(chance.integers(0, 4)) if gap > 1 else 0
+    frames = [-1] * unit_count
+    shown = int(chance.integers(picture_count))
+    for unit in range(first, unit_count):
+        if chance.random() < CHANGE_SHARE:
+            shown = int(chance.integers(picture_count))
+        if (unit - first) % gap == 0:
+            frames[unit] = shown
+            if is_single:
+                break
+    return View(frames)
