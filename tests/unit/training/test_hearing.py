@@ -23,6 +23,7 @@ from training.evaluation.hearing import HearingPlan, as_text, measure_hearing, m
 from training.evaluation.inputs import ChatInput, SessionInput
 from training.evaluation.material import Engine, Material, MissingError, Voice
 from training.evaluation.scores import Answered
+from training.evaluation.seen import picture_rows
 from training.evaluation.tries import Row, Try, draw_tries, rows
 
 LISTENS = Answered(speaks=False)
@@ -176,6 +177,7 @@ async def test_table_of_a_model_that_talks_without_reason(
         return draw_tries(one, material, count, seed)
 
     monkeypatch.setattr(hearing, "draw_tries", draw)
+    (tmp_path / "config.json").write_text('{"init_vision": false}')
     monkeypatch.setattr(hearing.DuplexModel, "load", lambda *_, **__: None)
     monkeypatch.setattr(hearing, "ModelRunner", lambda _: Talker())
     found = await measure_hearing(
@@ -185,6 +187,7 @@ async def test_table_of_a_model_that_talks_without_reason(
         "people: digits repeated",
         "people: sums",
         "Kokoro, neural voices",
+        *(one.name for one in picture_rows()),
     }
     values = found["rows"]
     assert values["people: sentences to refuse"]["total"]["right"] == TRIES

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import orjson
+import pybase64
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -93,13 +94,20 @@ async def _converse(url: str, given: SessionInput, pace_s: float) -> tuple[list[
     """Return the outputs of all units of a session, and the number of its late units."""
     units = given.samples.reshape(-1, UNIT_SAMPLES)
     answered = [Answered(speaks=False)] * len(units)
-    wish = Wish(url=url, dialect="B", prompt=given.prompt, voice=given.voice, seed=given.seed)
+    wish = Wish(
+        url=url,
+        dialect="B",
+        mode="video" if given.pictures else "audio",
+        prompt=given.prompt,
+        voice=given.voice,
+        seed=given.seed,
+    )
     loop = asyncio.get_running_loop()
     late = newest = 0
     try:
         async with asyncio.timeout(_REPLY_TIMEOUT_S) as limit, begun(wish) as session:
             due = loop.time()
-            await session.send(newest, units[newest])
+            await session.send(newest, units[newest], given.frames(newest))
             async for reply in session.replies():
                 limit.reschedule(loop.time() + _REPLY_TIMEOUT_S)
                 answered[reply.unit] = _joined(answered[reply.unit], reply)
@@ -113,7 +121,7 @@ async def _converse(url: str, given: SessionInput, pace_s: float) -> tuple[list[
                     due -= wait_s
                 await asyncio.sleep(max(0.0, wait_s))
                 if newest < len(units):
-                    await session.send(newest, units[newest])
+                    await session.send(newest, units[newest], given.frames(newest))
                 else:
                     await session.close()
     except TalkError as error:
@@ -133,8 +141,13 @@ def _joined(before: Answered, reply: UnitReply) -> Answered:
 
 
 async def _chat(url: str, given: ChatInput) -> str:
+    messages: list[Message] = [{"role": role, "content": text} for role, text in given.messages]
+    if given.picture is not None:
+        image = {"type": "image", "data": pybase64.b64encode_as_string(given.picture)}
+        text = {"type": "text", "text": given.messages[-1][1]}
+        messages[-1]["content"] = [image, text]
     request: Message = {
-        "messages": [{"role": role, "content": text} for role, text in given.messages],
+        "messages": messages,
         "streaming": False,
         "tts": {"enabled": given.is_spoken},
     }

@@ -14,7 +14,9 @@ from typing import Any
 
 from duplane.tools.command import UsageError
 from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
+from duplane.worker.models.minicpm_o.checkpoint import read_config
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from training.corpus.espeak import SynthesisError
 from training.evaluation.fabric_runner import FabricRunner, fabric_runner
 from training.evaluation.inputs import Runner
@@ -23,6 +25,7 @@ from training.evaluation.model_runner import CONTEXT_ROWS, ModelRunner
 from training.evaluation.outcomes import answer_of, spoken_units, stopped
 from training.evaluation.rows import SEED
 from training.evaluation.scores import Answered
+from training.evaluation.seen import picture_rows
 from training.evaluation.tries import FORCED_UNITS, Row, Try, draw_tries, rows
 from training.sources.recordings import CREDIT
 
@@ -51,7 +54,7 @@ class HearingPlan:
 
     def rows(self) -> list[Row]:
         """Return the rows to measure."""
-        return [row for row in rows() if self.part in row.name]
+        return [row for row in (*rows(), *picture_rows()) if self.part in row.name]
 
 
 async def measure_hearing(directory: Path, plan: HearingPlan) -> dict[str, Any]:
@@ -59,7 +62,12 @@ async def measure_hearing(directory: Path, plan: HearingPlan) -> dict[str, Any]:
     material = Material(plan.cache, plan.recordings)
     drawn: list[tuple[Row, list[Try]]] = []
     skipped: dict[str, str] = {}
+    can_see = sees(directory)
+    unseen = {row.name for row in picture_rows()}
     for row in plan.rows():
+        if row.name in unseen and not can_see:
+            skipped[row.name] = "the checkpoint has no vision tower"
+            continue
         _report(f"drawing: {row.name}")
         try:
             drawn.append((row, draw_tries(row, material, plan.tries, plan.seed)))
@@ -82,6 +90,11 @@ async def measure_hearing(directory: Path, plan: HearingPlan) -> dict[str, Any]:
     }
 
 
+def sees(directory: Path) -> bool:
+    """Return whether a checkpoint has a vision tower. Raises CheckpointError."""
+    return Pictures.load(directory, read_config(directory)) is not None
+
+
 @contextlib.asynccontextmanager
 async def _runner(directory: Path, plan: HearingPlan) -> AsyncGenerator[Runner]:
     if not plan.is_paced:
@@ -99,6 +112,10 @@ async def measured_rows(
     """Run the tries of all rows side by side; return the values of each row."""
 
     async def measure(row: Row, tries: Sequence[Try]) -> dict[str, Any]:
+        if chats := [one.chat for one in tries if one.chat is not None]:
+            texts = await runner.chats(chats)
+            _report(f"done: {row.name}")
+            return row_values(row, tries, [[Answered(True, text, True)] for text in texts])
         alone = [one.alone for one in tries if one.alone is not None]
         outputs = await runner.sessions([*(one.given for one in tries), *alone])
         _report(f"done: {row.name}")

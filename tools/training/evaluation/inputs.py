@@ -17,25 +17,33 @@ USUAL_PROMPT = "You are a helpful assistant."
 class SessionInput:
     """The sound of a session at 16 kHz, in whole units, and the settings of the session.
 
-    `voice` is the reference audio in the prompt.
+    `voice` is the reference audio in the prompt. `pictures` are the JPEG frames of the units, one
+    for each; the last belongs to all units that follow, too.
     """
 
     samples: FloatArray
     seed: int
     prompt: str = USUAL_PROMPT
     voice: FloatArray | None = None
+    pictures: tuple[bytes, ...] = ()
+
+    def frames(self, unit: int) -> tuple[bytes, ...]:
+        """Return the frames of a unit: one, or none in a session without pictures."""
+        return self.pictures[unit : unit + 1] or self.pictures[-1:]
 
 
 @dataclass(frozen=True)
 class ChatInput:
     """The roles and texts of a chat's messages. The model answers the last message.
 
-    `is_spoken` means that the client also requests the sound of the answer.
+    `is_spoken` means that the client also requests the sound of the answer. The last message shows
+    `picture`, a JPEG file, before its text.
     """
 
     messages: tuple[tuple[Role, str], ...]
     seed: int
     is_spoken: bool = False
+    picture: bytes | None = None
 
 
 class Runner(Protocol):

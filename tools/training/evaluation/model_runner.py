@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from duplane.worker.models.chat import (
+    ChatImage,
     ChatMessage,
     ChatOptions,
     ChatRequest,
@@ -54,7 +55,11 @@ class ModelRunner:
                 model.open(slot, options)
             for begin in range(0, len(inputs[0].samples), UNIT_SAMPLES):
                 units = [
-                    Unit(slot, np.ascontiguousarray(one.samples[begin : begin + UNIT_SAMPLES]))
+                    Unit(
+                        slot,
+                        np.ascontiguousarray(one.samples[begin : begin + UNIT_SAMPLES]),
+                        frames=one.frames(begin // UNIT_SAMPLES),
+                    )
                     for slot, one in enumerate(inputs)
                 ]
                 for output in model.step(units):
@@ -73,7 +78,7 @@ class ModelRunner:
         going = set(range(len(inputs)))
         try:
             for slot, one in enumerate(inputs):
-                model.open_chat(slot, model.preparer.chat(_chat_request(one)))
+                model.open_chat(slot, model.preparer.chat(chat_request(one)))
             while going:
                 for output in model.chat_step(sorted(going)):
                     if isinstance(output, UnitFailure):
@@ -87,9 +92,16 @@ class ModelRunner:
         return texts
 
 
-def _chat_request(one: ChatInput) -> ChatRequest:
-    messages = tuple(ChatMessage(ChatRole(role), (text,)) for role, text in one.messages)
+def chat_request(one: ChatInput) -> ChatRequest:
+    """Return the request of a chat, as an edge sends it to the worker."""
+    messages = [ChatMessage(ChatRole(role), (text,)) for role, text in one.messages]
+    if one.picture is not None:
+        last = messages[-1]
+        messages[-1] = ChatMessage(last.role, (ChatImage(one.picture), *last.parts))
     options = ChatOptions(
-        length_penalty=_LENGTH_PENALTY, generate_audio=one.is_spoken, seed=one.seed
+        length_penalty=_LENGTH_PENALTY,
+        generate_audio=one.is_spoken,
+        seed=one.seed,
+        use_image_id=True,
     )
-    return ChatRequest(messages, options)
+    return ChatRequest(tuple(messages), options)

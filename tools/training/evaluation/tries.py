@@ -28,7 +28,7 @@ from training.domain import (
     draw_exchange,
     is_held_out,
 )
-from training.evaluation.inputs import SessionInput
+from training.evaluation.inputs import ChatInput, SessionInput
 from training.evaluation.material import (
     HELD_OUT_ROOMS,
     ROOMS,
@@ -48,7 +48,7 @@ ROOM_UNITS, SILENT_UNITS = 13, 300
 REST_UNITS = 2
 _WORD_GAP_S = (0.02, 0.08)
 _BREATH_S = (0.08, 0.25)
-_ANSWERS = {question: answer for asked, answer in FIXED.values() for question in asked}
+_ANSWERS = {question: answer for texts, answer in FIXED.values() for question in texts}
 _BEGUN_S = (1.1, 1.55)
 """Seconds after the decision to reply at which somebody interrupts: the reply has been heard for a
 tenth to half of a second."""
@@ -59,7 +59,8 @@ class Try:
     """One session, and what should happen in it.
 
     `wanted` has the right answers; the first begins in `first_unit`. `label` names a part of the
-    row. A try of an interruption has the same session without it (`alone`).
+    row. A try of an interruption has the same session without it (`alone`). A try of a typed chat
+    has `chat`, and no session.
     """
 
     label: str
@@ -68,6 +69,7 @@ class Try:
     first_unit: int = 0
     alone: SessionInput | None = None
     noticed_unit: int = 0
+    chat: ChatInput | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _first_unit(end_s: float) -> int:
     return max(FORCED_UNITS, math.ceil(end_s + PAUSE_S + LAG_S - 1.0))
 
 
-def _asked(
+def asked(
     label: str,
     speech: FloatArray,
     wanted: tuple[str, ...],
@@ -169,7 +171,7 @@ def _engines(
         voice = material.voice(engines[number % len(engines)], chance)
         exchange = _question(chance)
         speech = change(voice(exchange.question))
-        return _asked(exchange.kind, speech, (exchange.answer,), chance)
+        return asked(exchange.kind, speech, (exchange.answer,), chance)
 
     return draw
 
@@ -179,7 +181,7 @@ def _joined_words(material: Material, number: int, chance: Random) -> Try:
     exchange = _question(chance)
     words = exchange.question.split()
     speech = narrowed(_splice([voice(word) for word in words], chance))
-    return _asked(exchange.kind, speech, (exchange.answer,), chance)
+    return asked(exchange.kind, speech, (exchange.answer,), chance)
 
 
 def _splice(clips: Sequence[FloatArray], chance: Random) -> FloatArray:
@@ -198,7 +200,7 @@ def _people_repeat(material: Material, number: int, chance: Random) -> Try:
     takes = _takes(material, number, chance)
     exchange = _exchange(chance, "repeat")
     clips = [material.say(), *(takes(word) for word in exchange.answer.split())]
-    return _asked("repeat", _splice(clips, chance), (exchange.answer,), chance)
+    return asked("repeat", _splice(clips, chance), (exchange.answer,), chance)
 
 
 def _people_sum(material: Material, number: int, chance: Random) -> Try:
@@ -206,7 +208,7 @@ def _people_sum(material: Material, number: int, chance: Random) -> Try:
     exchange = _exchange(chance, "add")
     first, _, second, *_ = exchange.answer.split()
     clips = [takes(first), material.woman("letters/plus"), takes(second)]
-    return _asked("add", _splice(clips, chance), (exchange.answer,), chance)
+    return asked("add", _splice(clips, chance), (exchange.answer,), chance)
 
 
 def _takes(material: Material, number: int, chance: Random) -> Voice:
@@ -222,18 +224,18 @@ def _woman_sum(material: Material, number: int, chance: Random) -> Try:
     first, _, second, *_ = exchange.answer.split()
     names = (f"digits/{DIGITS.index(first)}", "letters/plus", f"digits/{DIGITS.index(second)}")
     speech = _splice([material.woman(name) for name in names], chance)
-    return _asked("add", speech, (exchange.answer,), chance)
+    return asked("add", speech, (exchange.answer,), chance)
 
 
 def _people_phrase(material: Material, number: int, chance: Random) -> Try:
     phrases = material.phrases()
     text, speech = phrases[number % len(phrases)]
-    return _asked(text, speech, (_ANSWERS[text],), chance)
+    return asked(text, speech, (_ANSWERS[text],), chance)
 
 
 def _people_other(material: Material, number: int, chance: Random) -> Try:
     sentences = material.other_sentences()
-    return _asked("unknown", sentences[number % len(sentences)], (UNKNOWN,), chance)
+    return asked("unknown", sentences[number % len(sentences)], (UNKNOWN,), chance)
 
 
 def _room_alone(material: Material, number: int, chance: Random) -> Try:
@@ -249,17 +251,17 @@ def _in_a_room(material: Material, number: int, chance: Random) -> Try:
     voice = material.voice(("espeak", "flite")[number // 2 % 2], chance)
     exchange = _question(chance)
     speech, room = voice(exchange.question), material.room(name)
-    return _asked(name, speech, (exchange.answer,), chance, room)
+    return asked(name, speech, (exchange.answer,), chance, room)
 
 
 def _breath(material: Material, number: int, chance: Random) -> Try:
     voice = material.voice(("espeak", "flite")[number % 2], chance)
-    asked = [_question(chance), _question(chance)]
-    while UNKNOWN in {asked[0].answer, asked[1].answer} or asked[0].answer == asked[1].answer:
-        asked = [_question(chance), _question(chance)]
-    clips = [voice(one.question) for one in asked]
+    both = [_question(chance), _question(chance)]
+    while UNKNOWN in {both[0].answer, both[1].answer} or both[0].answer == both[1].answer:
+        both = [_question(chance), _question(chance)]
+    clips = [voice(one.question) for one in both]
     speech = joined(clips, [chance.uniform(*_BREATH_S)])
-    return _asked("two", speech, tuple(one.answer for one in asked), chance)
+    return asked("two", speech, tuple(one.answer for one in both), chance)
 
 
 def _interruptions(*, is_stop: bool) -> Callable[[Material, int, Random], Try]:
@@ -270,10 +272,10 @@ def _interruptions(*, is_stop: bool) -> Callable[[Material, int, Random], Try]:
         voice = material.voice("espeak", chance)
         last = chance.choice((9, 10))
         answer = " ".join(NUMBERS[1 : last + 1])
-        alone = _asked("count", voice(f"count to {NUMBERS[last]}"), (answer,), chance)
+        alone = asked("count", voice(f"count to {NUMBERS[last]}"), (answer,), chance)
         begin_s = alone.first_unit + chance.uniform(*_BEGUN_S)
-        asked = chance.choice(STOPS) if is_stop else _question(chance).question
-        speech = _level(voice(asked), 0.1)
+        text = chance.choice(STOPS) if is_stop else _question(chance).question
+        speech = _level(voice(text), 0.1)
         noticed = math.ceil(begin_s + NOTICED_S + LAG_S - 1.0)
         sound = alone.given.samples.copy()
         start = int(begin_s * INPUT_SAMPLE_RATE)

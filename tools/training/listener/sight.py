@@ -135,8 +135,8 @@ class SightTraining:
     def _session_loss(self, chance: Random) -> Tensor:
         plan = self.plan
         sessions = [self._builder.draw((plan.seed, 3, self.step, n)) for n in range(plan.batch)]
+        features, is_first = self.networks.features([one.samples for one in sessions])
         with torch.no_grad(), mixed_precision(is_allowed=plan.is_mixed):
-            features, is_first = self.networks.features([one.samples for one in sessions])
             _, embeds = self.networks.encode(features, is_first, WINDOW_UNITS)
         voices = [self._voice(chance) for _ in sessions]
         rows = [
