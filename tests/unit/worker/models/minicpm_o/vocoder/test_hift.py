@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.model.fake_cuda import DEVICE, elsewhere
 from support.paths import GOLDEN
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from duplane.worker.models.minicpm_o.vocoder import hift_stream
 from duplane.worker.models.minicpm_o.vocoder.files import load_hift
 from duplane.worker.models.minicpm_o.vocoder.hift import same_conv
+from duplane.worker.models.minicpm_o.vocoder.hift_stream import HiFTStream, MelChunk
+
+CPU = torch.device("cpu")
 
 
 class Operations(TorchDispatchMode):
@@ -48,7 +54,7 @@ def test_convolutions_run_with_channels_last_on_a_cpu(kernel: int, dilation: int
 
 @torch.inference_mode()
 def test_the_generator_never_reads_a_value_on_the_host() -> None:
-    hift = load_hift(GOLDEN / "token2wav", device=torch.device("cpu"))
+    hift = load_hift(GOLDEN / "token2wav", device=CPU)
     hift.prepare()
     mel = torch.randn(2, 80, 20)
     with Operations() as operations:
@@ -59,7 +65,7 @@ def test_the_generator_never_reads_a_value_on_the_host() -> None:
 
 @torch.inference_mode()
 def test_the_inverse_transform_equals_that_of_torch() -> None:
-    hift = load_hift(GOLDEN / "token2wav", device=torch.device("cpu"))
+    hift = load_hift(GOLDEN / "token2wav", device=CPU)
     hift.prepare()
     x = torch.randn(3, hift.config.n_fft + 2, 50) * 0.3
     bins = hift.config.n_fft // 2 + 1
@@ -68,3 +74,40 @@ def test_the_inverse_transform_equals_that_of_torch() -> None:
     expected = inverse(spectrum, hift.config.n_fft, hift.config.hop_len, window=hift.window)
     limit = hift.config.audio_limit
     torch.testing.assert_close(hift._samples(x), expected.clamp(-limit, limit))
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_only_on_a_cpu_are_weights_stored_with_channels_last(device: str) -> None:
+    with elsewhere(), torch.inference_mode():
+        convolution = same_conv(16, 16, 3)
+        convolution.weight = nn.Parameter(torch.zeros(16, 16, 3, device=device), False)
+        convolution.prepare()
+        stride = convolution.weight.stride()
+    assert stride == ((48, 1, 16) if device == "cpu" else (48, 3, 1))
+
+
+@torch.inference_mode()
+def test_all_groups_of_a_batch_are_launched_before_the_host_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = HiFTStream(load_hift(GOLDEN / "token2wav", device=CPU), 3, CPU)
+    calls: list[str] = []
+
+    def download(tensor: Tensor) -> Any:
+        calls.append("download")
+        return tensor.numpy()
+
+    def generate(mel: Tensor, *rest: Any) -> Tensor:
+        calls.append("launch")
+        return torch.zeros(len(mel), mel.shape[2] * 480)
+
+    monkeypatch.setattr(hift_stream, "download", download)
+    monkeypatch.setattr(stream.hift, "forward", generate)
+    lengths = (10, 20, 10)
+    chunks = [
+        MelChunk(slot, torch.zeros(length, 80), True, True, None)
+        for slot, length in enumerate(lengths)
+    ]
+    samples = stream.decode(chunks)
+    assert calls == ["launch", "launch", "download", "download"]
+    assert [len(each) for each in samples] == [480 * length for length in lengths]

@@ -102,7 +102,9 @@ class SameConv1d(nn.Conv1d):
     """
 
     def prepare(self) -> None:
-        """Store the weight with channels last."""
+        """Store the weight with channels last, if it is on a CPU."""
+        if self.weight.device.type != "cpu":
+            return
         self.weight = nn.Parameter(channels_last(self.weight.detach()), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -73,21 +73,21 @@ class HiFTStream:
         order = sorted(
             range(len(chunks)), key=lambda index: (self._shape(chunks[index]), chunks[index].slot)
         )
-        samples: dict[int, FloatArray] = {}
-        computed: list[tuple[list[MelChunk], Tensor, Tensor, Tensor]] = []
+        computed: list[tuple[list[int], list[MelChunk], Tensor, Tensor, Tensor]] = []
         for shape, group in groupby(order, key=lambda index: self._shape(chunks[index])):
             indices = list(group)
             together = [chunks[index] for index in indices]
-            mel, source, speech = self._generate(together, shape)
-            computed.append((together, mel, source, speech))
-            for index, row in zip(indices, download(speech), strict=True):
-                chunk = chunks[index]
+            computed.append((indices, together, *self._generate(together, shape)))
+        # The host waits for the device only now, when all groups are launched.
+        samples: dict[int, FloatArray] = {}
+        for indices, together, _, _, speech in computed:
+            for index, chunk, row in zip(indices, together, download(speech), strict=True):
                 row = row[: self._frames(chunk) * self.hift.config.frame_samples]
                 if not chunk.is_last:
                     row = row[: len(row) - self.overlap]
                     row = np.pad(row, (self.overlap, 0)) if chunk.is_first else row
                 samples[index] = row
-        for together, mel, source, speech in computed:
+        for _, together, mel, source, speech in computed:
             self._keep(together, mel, source, speech)
         return [samples[index] for index in range(len(chunks))]
 
