@@ -18,6 +18,7 @@ from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.batch_sizes import padded_size, padded_sizes
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.hift_stream import FRAME_BUCKETS, HiFTStream, MelChunk
+from duplane.worker.models.minicpm_o.vocoder.source_noise import NoiseCounter
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
@@ -99,8 +100,7 @@ def test_chunks_padded_to_one_length_sound_and_leave_state_as_alone(stream: HiFT
         chunks: list[MelChunk] = []
         for slot, frames in enumerate(frames_of_slot):
             mel = torch.randn(frames[number], 80, generator=generator)
-            samples = stream.source_samples(frames[number], number == 0)
-            noise = torch.randn(samples, generator=generator)
+            noise = NoiseCounter.of_seed(100 * slot + number)
             chunks.append(MelChunk(slot, mel, number == 0, number == 2, noise))
         rounds.append(chunks)
     states: dict[bool, list[torch.Tensor]] = {}

@@ -15,6 +15,7 @@ from duplane.worker.models.minicpm_o.batch_sizes import padded_length, padded_si
 from duplane.worker.models.minicpm_o.transfer import download, upload
 from duplane.worker.models.minicpm_o.vocoder.flow_cache import slot_index
 from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
+from duplane.worker.models.minicpm_o.vocoder.source_noise import NoiseCounter, NoiseTable
 from duplane.worker.models.types import FloatArray
 
 OVERLAP_FRAMES = 8
@@ -26,13 +27,13 @@ last one of a turn has at most 56."""
 
 @dataclass(frozen=True)
 class MelChunk:
-    """The mel `[frames, mel]` of one slot's chunk, and the noise `[samples]` of its source."""
+    """The mel `[frames, mel]` of one slot's chunk, and the noise of its source, if any."""
 
     slot: int
     mel: Tensor
     is_first: bool
     is_last: bool
-    noise: Tensor | None
+    noise: NoiseCounter | None
 
 
 class HiFTStream:
@@ -51,8 +52,14 @@ class HiFTStream:
         self.source = torch.zeros(slot_count, self.overlap, device=device)
         self.speech = torch.zeros(slot_count, self.overlap, device=device)
         window = np.hamming(2 * self.overlap).astype(np.float32)
+        self._noise = NoiseTable(device)
         self._fade_in = torch.as_tensor(window[: self.overlap]).to(device)
         self._fade_out = torch.as_tensor(window[self.overlap :]).to(device)
+
+    @property
+    def noise_bytes(self) -> int:
+        """The size of the table of the source noise."""
+        return self._noise.values.nbytes
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -111,9 +118,8 @@ class HiFTStream:
         """Compute a batch of every padded size once. No state changes."""
         for frames, is_first in product(FRAME_BUCKETS, (True, False)):
             for count in padded_sizes(len(self.mel)):
-                noise = torch.zeros(self.source_samples(frames, is_first), device=self.mel.device)
                 mel = torch.zeros(frames, self.mel.shape[1], device=self.mel.device)
-                chunks = [MelChunk(0, mel, is_first, False, noise)] * count
+                chunks = [MelChunk(0, mel, is_first, False, NoiseCounter(1, 0))] * count
                 self._generate(chunks, (frames, is_first))
 
     def _frames(self, chunk: MelChunk) -> int:
@@ -147,8 +153,8 @@ class HiFTStream:
         if not is_first:
             mel = torch.cat((self.mel[slots], mel), 2)
         samples = self.source_samples(width, is_first)
-        noises = [_padded(chunk.noise, samples) for chunk in rows if chunk.noise is not None]
-        noise = torch.stack(noises) if noises else None
+        counters = [chunk.noise for chunk in rows if chunk.noise is not None]
+        noise = self._noise.noise(counters, samples) if counters else None
         frames = None
         if min(lengths) < mel.shape[2]:
             frames = upload(lengths, self.mel.device)

@@ -22,6 +22,7 @@ from duplane.worker.models.minicpm_o.vocoder.flow import Flow, FlowChunk, TurnFr
 from duplane.worker.models.minicpm_o.vocoder.flow_cache import RECENT_FRAMES, FlowCaches
 from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
 from duplane.worker.models.minicpm_o.vocoder.hift_stream import OVERLAP_FRAMES, HiFTStream, MelChunk
+from duplane.worker.models.minicpm_o.vocoder.source_noise import NoiseCounter
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import WINDOW_TOKENS
 from duplane.worker.models.minicpm_o.vocoder.types import (
     Limits,
@@ -39,20 +40,19 @@ PROMPT_STEP = 50
 
 @dataclass(frozen=True)
 class _SlotVoice:
-    """The voice of one slot, its digest, and the random generator of its source noise."""
+    """The voice of one slot, its digest, and its source noise, if any."""
 
     digest: bytes
     voice: VocoderVoice
-    generator: torch.Generator | None
+    noise: NoiseCounter | None
 
 
 @dataclass
 class _Turn:
-    """The turn of one slot. `noise` is the source noise of the chunk in progress."""
+    """The turn of one slot."""
 
     frames: TurnFrames
     is_first: bool = True
-    noise: Tensor | None = None
 
 
 class Vocoder:
@@ -135,7 +135,7 @@ class Vocoder:
         modules = (self.flow, self.stream.hift)
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         state = (*self._state(), *self.base.tensors)
-        return sum(t.nbytes for t in (*tensors, *state, self._noise))
+        return self.stream.noise_bytes + sum(t.nbytes for t in (*tensors, *state, self._noise))
 
     @torch.inference_mode()
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
@@ -145,14 +145,8 @@ class Vocoder:
         do not match or which is longer than `max_prompt_frames`.
         """
         self.limits.check_voice(voice)
-        generator = None
-        if self._has_source_noise:
-            generator = torch.Generator(self.device)
-            if seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(seed)
-        self._voices[slot] = _SlotVoice(voice.digest(), voice, generator)
+        noise = NoiseCounter.of_seed(seed) if self._has_source_noise else None
+        self._voices[slot] = _SlotVoice(voice.digest(), voice, noise)
         self.start_turn(slot)
 
     def has_prompt(self, slot: int) -> bool:
@@ -163,9 +157,7 @@ class Vocoder:
     @torch.inference_mode()
     def start_turn(self, slot: int) -> None:
         """Set the slot to the state after its voice's prompt. The slot must have a voice."""
-        voice = self._voices[slot]
-        if voice is None:
-            raise VocoderError(f"slot {slot} has no voice")
+        voice = self._voice(slot)
         frames = len(voice.voice.prompt_mel)
         self.live.copy_slot(slot, self.base, self._entry(voice), frames)
         self._turns[slot] = _Turn(TurnFrames.of_prompt(frames, self.live.capacity))
@@ -229,37 +221,39 @@ class Vocoder:
 
         After an exception the call can be repeated for the same chunks, with the same result.
         """
-        mel_chunks: list[MelChunk] = []
+        samples = self.stream.decode(
+            [
+                MelChunk(
+                    chunk.slot,
+                    mel,
+                    self._turn(chunk.slot).is_first,
+                    chunk.is_last,
+                    self._voice(chunk.slot).noise,
+                )
+                for chunk, mel in zip(chunks, mels, strict=True)
+            ]
+        )
         for chunk, mel in zip(chunks, mels, strict=True):
-            turn = self._turn(chunk.slot)
-            if turn.noise is None:
-                turn.noise = self._source_noise(chunk.slot, len(mel))
-            mel_chunks.append(MelChunk(chunk.slot, mel, turn.is_first, chunk.is_last, turn.noise))
-        samples = self.stream.decode(mel_chunks)
-        for chunk in chunks:
-            turn = self._turn(chunk.slot)
-            turn.is_first, turn.noise = False, None
+            self._count_noise(chunk.slot, len(mel))
             if chunk.is_last:
                 self._turns[chunk.slot] = None
         return samples
 
-    def _source_noise(self, slot: int, frames: int) -> Tensor | None:
-        """Draw the source noise of the slot's next chunk, which has `frames` mel frames."""
-        voice = self._voices[slot]
-        if voice is None or voice.generator is None:
-            return None
-        count = self.stream.source_samples(frames, self._turn(slot).is_first)
-        return torch.randn(count, generator=voice.generator, device=self.device)
+    def _count_noise(self, slot: int, frames: int) -> None:
+        """Count the source noise of a chunk of the slot's turn, which has `frames` mel frames."""
+        turn, noise = self._turn(slot), self._voice(slot).noise
+        if noise is not None:
+            noise.position += self.stream.source_samples(frames, turn.is_first)
+        turn.is_first = False
 
     def skip(self, chunks: Sequence[VocoderChunk]) -> None:
-        """Draw and discard the source noise of chunks of one turn that were decoded before.
+        """Count the source noise of chunks of one turn that were decoded before.
 
         Call `start_turn` before the next chunk is decoded.
         """
         for chunk in chunks:
             frames = self.flow.encoded(len(chunk.tokens), chunk.is_last) * self.flow.stride
-            self._source_noise(chunk.slot, frames)
-            self._turn(chunk.slot).is_first = False
+            self._count_noise(chunk.slot, frames)
 
     @torch.inference_mode()
     def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
@@ -349,6 +343,12 @@ class Vocoder:
         mel = self.flow([chunk], self.base, self._noise, known, padded)[0]
         self.base.keep_tails(slice(index, index + 1))
         return mel[: count * self.flow.stride]
+
+    def _voice(self, slot: int) -> _SlotVoice:
+        voice = self._voices[slot]
+        if voice is None:
+            raise VocoderError(f"slot {slot} has no voice")
+        return voice
 
     def _turn(self, slot: int) -> _Turn:
         turn = self._turns[slot]
