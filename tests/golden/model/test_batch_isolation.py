@@ -15,8 +15,11 @@ from support.paths import GOLDEN
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.chat import ChatMessage, ChatRequest, ChatRole
+from duplane.worker.models.interface import Continue, DeviceLostError, Item, Part, RunUnit
 from duplane.worker.models.minicpm_o.batch_isolation import STAGE_FAILED
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 from duplane.worker.models.types import (
     ConversationOptions,
     Unit,
@@ -32,6 +35,7 @@ SLOTS = (0, 1, 2)
 GUILTY = 1
 UNITS = 6
 INTERRUPTED = 4
+USER = ChatRole.USER
 # These options use every state that a step changes: draws, penalised ids, and a moving window.
 OPTIONS = ConversationOptions(
     force_listen_count=0,
@@ -248,3 +252,39 @@ def test_memory_that_is_too_short_for_all_at_once_is_enough_for_each_alone(
     assert len(raised) == len(numbers)
     for slot in SLOTS:
         assert_same(results[slot], alone[slot])
+
+
+def ask(model: DuplexModel) -> None:
+    model.open_chat(GUILTY, model.preparer.chat(ChatRequest((ChatMessage(USER, ("Hi",)),))))
+
+
+@pytest.mark.parametrize("work", ["units", "chat", "close"])
+def test_an_error_of_the_device_is_not_repeated_and_loses_the_device(
+    model: DuplexModel, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def fail(*arguments: object) -> None:
+        calls.append(arguments)
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    for slot in SLOTS:
+        model.close(slot)
+    worker = WorkerModel(model)
+    if work == "units":
+        monkeypatch.setattr(model.llm, "feed_units", fail)
+        for slot in SLOTS:
+            model.open(slot, OPTIONS)
+        items: list[Item] = [RunUnit(Unit(slot, TALK[:UNIT])) for slot in SLOTS]
+    else:
+        monkeypatch.setattr(model.chats._sampling, "choose", fail)
+        ask(model)
+        items = [Continue(GUILTY, Part.CHAT, 1)]
+    if work == "close":
+        monkeypatch.setattr(model.parts.llm.cache, "reset", fail)
+    with pytest.raises(DeviceLostError, match="AcceleratorError: CUDA error: an illegal"):
+        worker.close(GUILTY) if work == "close" else list(worker.advance(items, 10_000))
+    assert len(calls) == 1
+    monkeypatch.undo()
+    for slot in SLOTS:
+        model.close(slot)

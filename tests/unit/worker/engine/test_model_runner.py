@@ -465,6 +465,19 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
         log.round()
 
 
+async def test_a_cleanup_that_loses_the_device_ends_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(0)
+
+    def fail(*_: object) -> NoReturn:
+        raise DeviceLostError("AcceleratorError: CUDA error")
+
+    monkeypatch.setattr(log.model, "close", fail)
+    with pytest.raises(DeviceLostError, match="AcceleratorError"):
+        log.close(0)
+
+
 async def test_memory_of_another_conversation_breaks_no_slot() -> None:
     log = Log(0, 1, 2)
     log.model.memory_bytes += 1_000_000  # allocated by the conversation in slot 2

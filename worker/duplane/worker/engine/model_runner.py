@@ -270,6 +270,8 @@ class ModelRunner:
         try:
             self.model.close(slot)
             is_clean = self.model.is_clean(slot)
+        except DeviceLostError:
+            raise
         except Exception:  # noqa: BLE001 - the border to the model: logged, and breaks one slot
             _log.exception("slot %d: cleanup failed", slot)
             self._check_device()

@@ -4,6 +4,8 @@ A stage runs for several conversations in one call. If that call raises, the sta
 each conversation alone, from the state before the call. Only the conversations that raise again
 fail. So a stage must be repeatable until it has returned: this module restores the lengths of the
 stage's cache, and the stage changes other state of a slot only at its end.
+
+An error of the device itself passes through: after it no call succeeds in this process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
+
+import torch
 
 from duplane.worker.models.types import UnitFailure
 
@@ -56,6 +60,8 @@ def run_stage(
     lengths = [(item.slot, cache.length(item.slot)) for item in items] if cache else []
     try:
         return [(items, call(items))]
+    except torch.AcceleratorError:
+        raise
     except Exception:  # noqa: BLE001 - any fault of a stage is logged and becomes a UnitFailure
         _log.exception("%s failed for slots %s", stage, [item.slot for item in items])
     # Continue after the `except` block, where the memory that the failed call held is free again.

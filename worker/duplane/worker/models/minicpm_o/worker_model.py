@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import assert_never, cast
+
+import torch
 
 from duplane.worker.models.interface import (
     Continue,
+    DeviceLostError,
     Item,
     ModelConstants,
     Open,
@@ -49,6 +53,10 @@ class WorkerModel:
 
     def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
         """Do work for each item; see `interface.Model`. Units run together, and so do chats."""
+        with _device_errors():
+            yield from self._advance(items, row_budget)
+
+    def _advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
         units: list[Unit] = []
         begun: list[int] = []
         chats: list[int] = []
@@ -118,11 +126,22 @@ class WorkerModel:
 
     def close(self, slot: int) -> None:
         """Remove the conversation or chat of the slot and zero its state."""
-        self._model.close(slot)
+        with _device_errors():
+            self._model.close(slot)
 
     def is_clean(self, slot: int) -> bool:
         """Return whether no state of a conversation or chat is left in the slot."""
-        return self._model.is_clean(slot)
+        with _device_errors():
+            return self._model.is_clean(slot)
+
+
+@contextmanager
+def _device_errors() -> Generator[None]:
+    """Turn an error of the device itself into DeviceLostError."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceLostError(f"{type(error).__name__}: {error}") from error
 
 
 def _pictures(slot: int, left: int | UnitFailure) -> Result:

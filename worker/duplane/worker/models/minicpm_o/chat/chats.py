@@ -154,6 +154,8 @@ class Chats:
             for result in run[stage](going):
                 going = [chat for chat in going if chat.slot != result.slot]
                 yield result
+        except torch.AcceleratorError:
+            raise
         except Exception:  # noqa: BLE001 - any fault of a stage is logged and ends its chats
             _log.exception("%s failed for slots %s", stage.value, [chat.slot for chat in going])
             for chat in going:
@@ -214,6 +216,8 @@ class Chats:
         slots, uniforms = [chat.slot for chat in chats], [chat.uniforms for chat in chats]
         try:
             chosen = self._sampling.choose(slots, logits, uniforms)
+        except torch.AcceleratorError:
+            raise
         except Exception:  # noqa: BLE001 - any fault of a stage is logged and ends its chats
             _log.exception("choosing ids failed for slots %s", slots)
             for chat in chats:
