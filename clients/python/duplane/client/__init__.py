@@ -10,6 +10,7 @@ from duplane.client.errors import (
     retry_wait_s,
 )
 from duplane.client.events import INPUT_RATE, OUTPUT_RATE, End, Output, QueuePlace
+from duplane.client.resuming import Return
 from duplane.client.session import DuplexSession
 from duplane.client.sound import EncodedSound, encode
 
@@ -26,6 +27,7 @@ __all__ = [
     "Output",
     "QueuePlace",
     "RefusedError",
+    "Return",
     "ServerError",
     "encode",
     "retry_wait_s",

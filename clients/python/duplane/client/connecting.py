@@ -7,17 +7,21 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
+    ConnectionClosed,
     InvalidHandshake,
     InvalidMessage,
     InvalidProxy,
     InvalidStatus,
     InvalidURI,
 )
+from websockets.frames import CloseCode
 
 from duplane.client.errors import (
     ConnectionLostError,
     DuplexError,
     RefusedError,
+    ServerError,
+    error_of_close,
     error_of_status,
 )
 
@@ -26,6 +30,7 @@ _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """A longer message of the server ends the session."""
 _CLOSE_S = 2.0  # for the last frames of the WebSocket
+_PING_S = 20.0
 
 
 def full_url(url: str, mode: str, model: str | None) -> str:
@@ -59,8 +64,12 @@ async def opened(
     *,
     proxy: str | bool,
     timeout_s: float,
+    ping_s: float | None = None,
 ) -> ClientConnection:
-    """Open the connection. Raises DuplexError."""
+    """Open the connection. It is lost if no answer to a ping comes within `ping_s`.
+
+    Raises DuplexError.
+    """
     try:
         return await connect(
             url,
@@ -70,6 +79,8 @@ async def opened(
             proxy=proxy or None,
             open_timeout=timeout_s,
             close_timeout=_CLOSE_S,
+            ping_interval=ping_s or _PING_S,
+            ping_timeout=ping_s or _PING_S,
             max_size=MAX_MESSAGE_BYTES,
         )
     except (InvalidURI, InvalidProxy) as error:
@@ -96,3 +107,23 @@ def error_of_connecting(error: Exception, *, is_tls: bool, timeout_s: float) -> 
         case _:
             reason = str(error)
     return ConnectionLostError(f"no connection: {reason}")
+
+
+def error_of_closed(closed: ConnectionClosed, refusal: DuplexError | None) -> DuplexError:
+    """Return the error for a connection that is closed, for which `refusal` may give the reason."""
+    if closed.sent and not closed.rcvd and closed.sent.code == CloseCode.MESSAGE_TOO_BIG:
+        return ServerError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
+    code, text = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
+    if closed.sent and not closed.rcvd:
+        text = closed.sent.reason  # for example, that no answer to a ping came
+    if refusal is None:
+        return error_of_close(code, text)
+    return error_of_close(code, refusal.message, refusal.code)
+
+
+async def close_socket(socket: ClientConnection) -> None:
+    """Close the connection; if the caller is cancelled meanwhile, at once."""
+    try:
+        await socket.close()
+    finally:
+        socket.transport.abort()

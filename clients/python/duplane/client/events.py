@@ -48,7 +48,8 @@ class Output:
     The parts of a unit have the same `index`. If `interrupted`, drop what is not played yet.
     `dropped_units` counts units of input that the model never got. `input_id` is the name that
     `send` gave to the sound, in B. `metrics` are further measurements of the server, `received_s`
-    is the time of `time.monotonic` at which the message came.
+    is the time of `time.monotonic` at which the message came. In a resumable session `unit` and
+    `part` number the event, and an event that the client missed while it was away is `replayed`.
     """
 
     index: int
@@ -63,6 +64,9 @@ class Output:
     listen_probability: float | None = None
     turn_id: str | None = None
     input_id: str | None = None
+    unit: int | None = None
+    part: int | None = None
+    replayed: bool = False
     metrics: Event = field(default_factory=lambda: _NOTHING)
     received_s: float = field(default_factory=time.monotonic, compare=False)
 
@@ -134,16 +138,20 @@ def settings_event(
     voice: str | None,
     seed: int | None,
     options: Mapping[str, object],
+    resuming: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the first event of a client. `voice` is base64 of a sound file. A has no seed."""
+    """Return the first event of a client. `voice` is base64 of a sound file. A has no seed.
+
+    `resuming` has the fields with which the client asks for a session that it can return to.
+    """
     if dialect == "A":
-        session: dict[str, object] = {"instructions": instructions}
+        session: dict[str, object] = {"instructions": instructions, **resuming}
         if voice is not None:
             session |= {"ref_audio": voice, "tts_ref_audio": voice}
         if options:
             session["voice_config"] = dict(options)
         return {"type": "session.update", "session": session}
-    payload: dict[str, object] = {"system_prompt": instructions}
+    payload: dict[str, object] = {"system_prompt": instructions, **resuming}
     if seed is not None:
         payload["seed"] = seed
     if voice is not None:
@@ -256,6 +264,9 @@ class OutputReader:
             listen_probability=metrics.get("listen_probability"),
             turn_id=None if turn_id is None else str(turn_id),
             input_id=None if input_id is None else str(input_id),
+            unit=event.get("unit"),
+            part=event.get("part"),
+            replayed=bool(event.get("replayed")),
             metrics=metrics,
             received_s=received_s,
         )

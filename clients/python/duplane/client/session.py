@@ -11,19 +11,20 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import CloseCode
 
-from duplane.client.connecting import MAX_MESSAGE_BYTES, full_url, headers, opened
+from duplane.client.connecting import close_socket, error_of_closed, full_url, headers, opened
 from duplane.client.errors import (
     BusyError,
+    ConnectionLostError,
     DuplexError,
     InputError,
+    RefusedError,
     ServerError,
-    error_of_close,
     retry_wait_s,
 )
 from duplane.client.events import (
@@ -39,6 +40,8 @@ from duplane.client.events import (
     queue_place,
     settings_event,
 )
+from duplane.client.resuming import Return, ReturnWait, SentInput, return_wait_s
+from duplane.client.returning import Returning
 from duplane.client.sound import EncodedSound, Resampler, Uplink, encoded, pieces, samples_of
 
 if TYPE_CHECKING:
@@ -63,6 +66,13 @@ class DuplexSession:
 
     `connect` tries up to `attempts` times while nothing is lost by it: until the conversation has
     begun. A conversation that breaks later is lost, and the iteration raises: begin a new session.
+    If it is `resumable`, and the server allows this, the iteration returns to it instead, on a new
+    connection: `on_return` tells so, and nothing else shows. A connection that is silent for
+    `silence_s` then counts as broken. The last 10 s of input are kept and sent again. The events
+    that were missed come first; do not play them if the gap was longer than about 3 s. A server
+    that shuts down asks the client to go to another one, which it does by itself, also while it
+    waits in the queue. If another connection takes the session, it ends with `replaced`.
+
     The callbacks run in the task that connects or iterates. Without `on_error` the iteration raises
     an InputError, too; the session goes on, so it may be iterated again.
 
@@ -89,6 +99,10 @@ class DuplexSession:
         retry_base_s: float = 1.0,
         connect_timeout_s: float = 10.0,
         queue_timeout_s: float = 600.0,
+        resumable: bool = False,
+        silence_s: float = 4.0,
+        return_wait: ReturnWait = return_wait_s,
+        on_return: Callable[[Return], None] | None = None,
         on_queue: Callable[[QueuePlace], None] | None = None,
         on_error: Callable[[InputError], None] | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -98,7 +112,16 @@ class DuplexSession:
         self._url = full_url(url, mode, model)
         self._dialect: Dialect = dialect
         encoded_voice = None if voice is None else base64.b64encode(voice).decode()
-        self._settings = settings_event(dialect, instructions, encoded_voice, seed, options or {})
+        self._settings = partial(
+            settings_event, dialect, instructions, encoded_voice, seed, options or {}
+        )
+        self._returning = (
+            Returning(self._opened, self._parsed, connect_timeout_s, return_wait, on_return)
+            if resumable
+            else None
+        )
+        self._ping_s = silence_s / 2 if resumable else None
+        self._sending = asyncio.Lock()  # of a resumable session
         self._headers = headers(key)
         self._uplink: Uplink = uplink
         self._tls, self._proxy, self._loads = tls, proxy, loads
@@ -151,26 +174,35 @@ class DuplexSession:
 
     async def _try_to_connect(self) -> None:
         self._refusal = None
-        socket = await opened(
-            self._url,
-            self._headers,
-            self._tls,
-            proxy=self._proxy,
-            timeout_s=self._connect_timeout_s,
-        )
-        self._socket = socket
+        self._socket = socket = await self._opened()
         try:
             async with asyncio.timeout(self._queue_timeout_s):
+                if self._returning:  # the edge tells it its place in a form that it can show
+                    self._returning.leave_s = None
+                    await self._send(socket, self._first_event())
                 while not self.created:
                     if self._closing.is_set():
                         raise DuplexError(_CLOSED)
                     await self._advance(socket)
         except BaseException as error:
             self._socket = self._failure = None
-            await _closed(socket)
+            await close_socket(socket)
             if isinstance(error, TimeoutError):
                 raise BusyError(f"no slot within {self._queue_timeout_s:g} s") from None
             raise
+
+    async def _opened(self) -> ClientConnection:
+        return await opened(
+            self._url,
+            self._headers,
+            self._tls,
+            proxy=self._proxy,
+            timeout_s=self._connect_timeout_s,
+            ping_s=self._ping_s,
+        )
+
+    def _first_event(self) -> bytes:
+        return _json(self._settings(self._returning.resumption.settings if self._returning else {}))
 
     async def _advance(self, socket: ClientConnection) -> None:
         """Handle one event before the conversation has begun."""
@@ -180,7 +212,8 @@ class DuplexSession:
                 if self._on_queue:
                     self._on_queue(queue_place(event))
             case "session.queue_done":
-                await self._send(socket, _json(self._settings))
+                if not self._returning:
+                    await self._send(socket, self._first_event())
             case "session.created":
                 self._outputs.begin(event)
                 self.created = event
@@ -219,13 +252,34 @@ class DuplexSession:
         frames = [base64.b64encode(picture).decode() for picture in pictures]
         for audio in appends or ([b""] if frames else []):
             force_listen, self._must_listen = self._must_listen, False
-            event = append_message(
-                self._dialect, audio, frames, force_listen=force_listen, input_id=input_id
-            )
-            if not await self._send(socket, event):
+            if self._returning and self._returning.resumption.is_possible:
+                self._returning.input.add(
+                    audio, frames, force_listen=force_listen, input_id=input_id
+                )
+                await self._send_input(self._returning.input)
+            elif not await self._send(
+                socket,
+                append_message(
+                    self._dialect, audio, frames, force_listen=force_listen, input_id=input_id
+                ),
+            ):
                 return False
             frames = []
         return bool(appends or pictures)
+
+    async def _send_input(self, kept: SentInput) -> None:
+        """Send what waits. While the connection is broken, it waits on."""
+        async with self._sending:
+            while (socket := self._socket) and (one := kept.take()):
+                message = append_message(
+                    self._dialect,
+                    one.audio,
+                    one.frames,
+                    force_listen=one.force_listen,
+                    input_id=one.input_id,
+                )
+                if not await self._send(socket, message):
+                    return
 
     def _encoded(self, samples: array[float], rate: int) -> Sequence[bytes]:
         if self._resampler is None or self._resampler.rate != rate:
@@ -267,7 +321,7 @@ class DuplexSession:
                     while late := await self._next(socket):
                         self._late.append(late)
         finally:
-            await _closed(socket)
+            await close_socket(socket)
 
     # --- what the server does ---
 
@@ -313,24 +367,62 @@ class DuplexSession:
         """Return the next event and its time; None at the end in order. Raises DuplexError."""
         if self._failure:
             raise self._failure
-        if self.end:
-            return None
         try:
-            message = await socket.recv()
-            received_s = time.monotonic()
-            event = self._parsed(message)
-            if event.get("type") != "session.closed":
-                return event, received_s
-            await self._finish(socket, str(event.get("reason", "")))
-        except ConnectionClosed as closed:
-            if not self._closing.is_set():
-                self._failure = self._error_of_close(closed)
-                raise self._failure from None
-            self.end = End("closed")
+            while not self.end:
+                try:
+                    message = await self._message(socket)
+                    received_s = time.monotonic()
+                    event = self._parsed(message)
+                    if event.get("type") == "session.closed":
+                        await self._finish(socket, str(event.get("reason", "")))
+                    elif event.get("type") == "session.replaced" and self._returning:
+                        self.end = End("replaced")
+                    elif self._returning is None or self._returning.is_wanted(event, received_s):
+                        return event, received_s
+                    elif not self.created and (wait_s := self._returning.leave_wait_s):
+                        raise ConnectionLostError("the server shuts down", retry_after_s=wait_s)
+                except ConnectionClosed as closed:
+                    socket = await self._broke(socket, closed)
         except DuplexError as error:
             self._failure = error
             raise
         return None
+
+    async def _message(self, socket: ClientConnection) -> str | bytes:
+        """Return the next message. Leave the server first if it has asked for this."""
+        returning = self._returning
+        while returning and returning.leave_s is not None and not self._closing.is_set():
+            try:
+                async with asyncio.timeout(max(0.0, returning.leave_s - time.monotonic())):
+                    return await socket.recv()
+            except TimeoutError:
+                socket = await self._use(await returning.leave(socket), returning)
+        return await socket.recv()
+
+    async def _broke(self, socket: ClientConnection, closed: ConnectionClosed) -> ClientConnection:
+        """Return to the session on another socket, if that is possible. Raises DuplexError."""
+        if self._socket and socket is not self._socket:
+            return self._socket  # it was left meanwhile
+        returning = self._returning
+        refusal = self._refusal if self._refusal and self._refusal.code in _FATAL else None
+        error = error_of_closed(closed, refusal)
+        may_return = returning and returning.resumption.is_possible and self.created
+        if not self._closing.is_set():
+            if not returning or not may_return or isinstance(error, RefusedError):
+                raise error
+            try:
+                return await self._use(await returning.after_loss(self._closing), returning)
+            except DuplexError:
+                if not self._closing.is_set():
+                    raise
+        self.end = End("closed")
+        return socket
+
+    async def _use(self, socket: ClientConnection, returning: Returning) -> ClientConnection:
+        """Use a socket from now on, and send what waits for it."""
+        self._socket, self._refusal = socket, None
+        await self._send_input(returning.input)
+        return socket
 
     def _parsed(self, message: str | bytes) -> Event:
         event: Any = None
@@ -342,6 +434,10 @@ class DuplexSession:
                 pass
             case _:
                 raise ServerError("the server sent a message that is no event")
+        if self._returning:
+            event = self._returning.resumption.read(
+                event
+            )  # neither callers nor their logs need the tokens
         if self._on_event:
             self._on_event(event)
         if event["type"] == "error":
@@ -352,18 +448,7 @@ class DuplexSession:
         if reason in _FAILED and not self._closing.is_set():
             raise ServerError("the server ended the session", reason)
         self.end = End(reason)
-        await _closed(socket)  # the server lingers until the client closes
-
-    def _error_of_close(self, closed: ConnectionClosed) -> DuplexError:
-        if closed.sent and not closed.rcvd and closed.sent.code == CloseCode.MESSAGE_TOO_BIG:
-            return ServerError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
-        code, text = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
-        if closed.sent and not closed.rcvd:
-            text = closed.sent.reason  # for example, that no answer to a ping came
-        refusal = self._refusal
-        if refusal is None or refusal.code not in _FATAL:
-            return error_of_close(code, text)
-        return error_of_close(code, refusal.message, refusal.code)
+        await close_socket(socket)  # the server lingers until the client closes
 
     async def _send(self, socket: ClientConnection, event: bytes) -> bool:
         """Send an event; return False if the connection is closed. Who receives, learns why."""
@@ -376,11 +461,3 @@ class DuplexSession:
 
 def _json(event: Mapping[str, object]) -> bytes:
     return json.dumps(event).encode()
-
-
-async def _closed(socket: ClientConnection) -> None:
-    """Close the connection; if the caller is cancelled meanwhile, at once."""
-    try:
-        await socket.close()
-    finally:
-        socket.transport.abort()
