@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from training.numbers import DIGITS, NUMBERS
+from training.number_words import DIGITS, NUMBERS
 from training.vision.questions import BLIND, QUESTIONS, draw_question, seen_answers
 
 COLOURS = {

@@ -1,4 +1,4 @@
-"""Makes the sample recordings; `duplane talk` sends one of them by default.
+"""Makes the sample recordings and the sample picture, which `duplane talk` sends by default.
 
 Their voices do not occur in training.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
@@ -16,6 +17,8 @@ from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from training.corpus.recording import record
 from training.corpus.voices import Speaker
 from training.domain import Exchange
+from training.vision.pictures import draw_picture
+from training.vision.scenes import Scene
 
 NOISE = 1e-3
 
@@ -54,12 +57,23 @@ SAMPLES = (
         9.0,
         ((1.8, "count to ten"), (4.4, "stop")),
     ),
+    Sample(
+        "pictures",
+        Speaker("espeak", "en-us+m5", rate=150, pitch=50),
+        13.0,
+        ((1.8, "what do you see"), (6.0, "what colour is this"), (9.7, "how many")),
+    ),
 )
+PICTURE, PICTURE_SEED = Scene("star", "red", 3), 6
 
 
 def write_samples(folder: Path) -> None:
-    """Write each recording as a 16 kHz WAV file, and its questions as a text file beside it."""
+    """Write each recording as a 16 kHz WAV file, and its questions as a text file beside it.
+
+    The recording "pictures" is about the picture with its name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pictures.jpg").write_bytes(draw_picture(Random(PICTURE_SEED), PICTURE).jpeg())
     for number, sample in enumerate(SAMPLES):
         sound = np.random.default_rng(number).standard_normal(
             int(sample.duration_s * INPUT_SAMPLE_RATE)

@@ -21,7 +21,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.command import UsageError
-from duplane.tools.talk import client
+from duplane.tools.talk import client, duplex
 from duplane.tools.talk.chat import chat_with
 from duplane.tools.talk.client import ConnectError, TalkError
 from duplane.tools.talk.duplex import SAMPLE, talk_to
@@ -59,6 +59,25 @@ async def test_units_are_spoken_and_answered(
         units = [request.unit for request in requests if request.WhichOneof("message") == "unit"]
         assert [len(unit.video_frames) for unit in units] == [int(mode == "video")] * 2
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("shown", ["no picture", "the named picture"])
+async def test_video_session_shows_the_sample_picture_if_none_is_named(
+    shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample recording is about it. It is cut to a second here."""
+    monkeypatch.setattr(duplex, "SEEN_SAMPLE", tmp_path / "speech.wav")
+    monkeypatch.setattr(duplex, "show_sample", lambda _: None)
+    async with live_edge() as edge:
+        settings = replace(settings_for(edge, tmp_path, "A", "video"), wav=None)
+        picture = settings.frames[0].read_bytes()
+        if shown == "no picture":
+            settings, picture = replace(settings, frames=()), duplex.SAMPLE_PICTURE.read_bytes()
+        await asyncio.to_thread(talk_to, settings, out=None, as_json=True)
+        conversation = await edge.fabric.conversation()
+        requests = [conversation.received.get_nowait() for _ in range(3)]
+        units = [request.unit for request in requests if request.WhichOneof("message") == "unit"]
+        assert [list(unit.video_frames) for unit in units] == [[picture]] * 2
 
 
 @pytest.mark.parametrize("dialect", ["B", "D"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from training.numbers import DIGITS, NUMBERS
+from training.number_words import DIGITS, NUMBERS
 from training.vision.scenes import (
     COLOURS,
     DIGIT,

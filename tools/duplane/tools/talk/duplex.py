@@ -25,6 +25,8 @@ from duplane.tools.talk.settings import TalkSettings
 
 _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
+SEEN_SAMPLE = SAMPLE.with_name("pictures.wav")
+SAMPLE_PICTURE = SAMPLE.with_name("pictures.jpg")
 """The recording that is sent by default. A text file beside it lists its questions."""
 _REPLY_TIMEOUT_S = 10.0  # for the last replies, after everything is sent
 _QUIET_S = 2.0  # the same, if no event answers a unit in which the model listens
@@ -121,15 +123,17 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
     if settings.texts:
         raise UsageError("texts (--text) are for a chat: --mode chat --dialect B, or D")
     check_out(out)
-    speech = read_sound(settings.wav or SAMPLE)
+    is_video = settings.mode == "video"
+    sample = SEEN_SAMPLE if is_video else SAMPLE
+    speech = read_sound(settings.wav or sample)
     voice = read_sound(settings.voice) if settings.voice else None
     if settings.wav is None and not as_json:
-        show_sample()
+        show_sample(sample)
     conversation = _Conversation(as_json)
     wish = Wish(
         url=settings.url,
         dialect=settings.dialect,
-        mode="video" if settings.mode == "video" else "audio",
+        mode="video" if is_video else "audio",
         prompt=settings.prompt,
         voice=voice,
         seed=settings.seed,
@@ -138,16 +142,17 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
         on_queued=print_position,
         on_error=conversation.errors.append,
     )
-    pictures = [file.read_bytes() for file in settings.frames]
+    files = settings.frames or ((SAMPLE_PICTURE,) if is_video and settings.wav is None else ())
+    pictures = [file.read_bytes() for file in files]
     asyncio.run(_converse(wish, _units(speech, settings.tail_s), pictures, conversation))
     write_sound(out, conversation.audio)
     _summarize(conversation, out)
 
 
-def show_sample() -> None:
-    """Print what the recording says that is sent by default."""
-    questions = SAMPLE.with_suffix(".txt").read_text(encoding="utf-8")
-    sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
+def show_sample(sample: Path = SAMPLE) -> None:
+    """Print what a recording says that is sent by default."""
+    questions = sample.with_suffix(".txt").read_text(encoding="utf-8")
+    sys.stderr.write(f"sending {sample.name}, in which a synthetic voice says:\n{questions}")
 
 
 def _summarize(conversation: _Conversation, out: Path | None) -> None:

@@ -30,8 +30,9 @@ class TalkSettings:
     """Settings of `duplane talk`. Raises ValueError naming the invalid setting."""
 
     wav: ExistingFile | None = None
-    """Sound file to send, in any format of libsndfile. Default: a recording of sixteen seconds in
-    which a synthetic voice asks questions."""
+    """Sound file to send, in any format of libsndfile. Default: a recording in which a synthetic
+    voice asks questions; in mode video it asks about a picture of three stars, which is sent too if
+    no other is named."""
     _: KW_ONLY
     url: str = DEFAULT_URL
     """Server, with or without a path."""
