@@ -21,7 +21,7 @@ from fuzz.messages import Message
 from google.protobuf import json_format
 from support.protocols.transcripts import Step, chat_response_of, error_of, message_of, response_of
 
-from duplane.edge.client_errors import ErrorCode
+from duplane.edge.client_errors import RESUME_CODES, ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import (
     CLOSE_CODES,
@@ -58,7 +58,9 @@ _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
 # The edge sends no event before it closes for these reasons. Only D sends an event before
 # UNREADABLE.
 _WITHOUT_EVENT = NOT_READ | {CloseReason.UNREADABLE}
-CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_error")
+CLIENT_CODES = frozenset(
+    code for code in set(ErrorCode) - RESUME_CODES if code.fault == "client_error"
+)
 OPENAI_CODES = frozenset(ERRORS[code][1] for code in CLIENT_CODES)
 _OPENAI = ("E", "L")
 # Errors of E for what a client could not know: they name no field.

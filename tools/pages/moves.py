@@ -39,6 +39,7 @@ PHASES: Mapping[MovePhase, str] = {
     MovePhase.LOST_CHANGING: (
         "the present worker is lost, and the next one rebuilds the last past units"
     ),
+    MovePhase.PARKED: "the client is away, and the session has given its slot back",
     MovePhase.CLOSED: "the session has ended",
 }
 EVENTS: Mapping[MoveEvent, str] = {
@@ -58,6 +59,8 @@ EVENTS: Mapping[MoveEvent, str] = {
     MoveEvent.REBUILT: "the next worker has rebuilt them: now it is the present worker",
     MoveEvent.NEXT_LOST: "the next worker cannot be used, or there is no slot",
     MoveEvent.EXPIRED: "the next worker has not rebuilt the last past units in time",
+    MoveEvent.PARKED: "the client is away for too long",
+    MoveEvent.RETURNED: "the client is back",
     MoveEvent.CLOSED: "the session has ended",
 }
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import orjson
 
-from duplane.edge.client_errors import ClientError, ErrorCode
+from duplane.edge.client_errors import RESUME_CODES, ClientError, ErrorCode
 from duplane.edge.clock import Moment
-from duplane.edge.close import CLOSE_CODES, REFUSALS, Close, CloseReason
+from duplane.edge.close import CLOSE_CODES, REFUSALS, RETURNS, Close, CloseReason
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
@@ -58,6 +58,7 @@ from pages.events import Event, events, is_part
 from pages.moves import move_section
 from pages.protocol_examples import CLIENT, client_event, server_events, shortened
 from pages.protocol_texts import CODES, ENDS, HEAD, NOTES, PHASES, REALTIME_RULE, SUBPROTOCOL_RULE
+from pages.resumption import resumption_section
 from pages.settings import settings_of
 
 DIALECTS: Mapping[str, type[Dialect]] = {
@@ -77,6 +78,8 @@ _ENDS_OF: Mapping[CloseReason, tuple[type[Dialect], ...]] = {
     CloseReason.REQUEST_REFUSED: (DialectD,),
     CloseReason.ANSWERED: (DialectD,),
     CloseReason.MODE_REFUSED: (DialectA,),
+    # See the section about clients that return.
+    **dict.fromkeys(RETURNS, ()),
 }
 _REFUSED_BY_E = (RESPONSE_ACTIVE, RESPONSE_NOT_ACTIVE, UNKNOWN_ITEM)
 _ENDS_OF_E = (SESSION_EXPIRED, CONTEXT_TOO_LONG, SERVER_SHUTDOWN, SERVER_ERROR)
@@ -89,7 +92,7 @@ _NOW = Moment(0.0, 0)
 def protocol_page() -> str:
     """Return the page."""
     lines = [HEAD, *_phases(), *_places(), *_dialects(), *_settings(), *_codes(), *_limits()]
-    return "\n".join([*lines, *decision_section(DIALECTS), *move_section()])
+    return "\n".join([*lines, *resumption_section(), *decision_section(DIALECTS), *move_section()])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -349,7 +352,7 @@ def _codes() -> Iterator[str]:
         [
             [_code(code), _code(code.fault), CODES[code], str(closing.get(code, "no"))]
             for code in ErrorCode
-            if code not in (ErrorCode.UNSUPPORTED, ErrorCode.CREDENTIAL_ENDED)
+            if code not in (ErrorCode.UNSUPPORTED, ErrorCode.CREDENTIAL_ENDED, *RESUME_CODES)
         ],
     )
     yield "## Error codes of E and L\n"

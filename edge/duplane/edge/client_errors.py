@@ -23,6 +23,11 @@ class ErrorCode(StrEnum):
     INFERENCE_ERROR = "inference_error"
     UNSUPPORTED = "unsupported"
     CREDENTIAL_ENDED = "credential_ended"
+    RESUME_REFUSED = "resume_refused"
+    RESUME_EXPIRED = "resume_expired"
+    RESUME_LOST = "resume_lost"
+    RESUME_STALE = "resume_stale"
+    RESUME_BUSY = "resume_busy"
 
     @property
     def fault(self) -> str:
@@ -38,8 +43,14 @@ _CLIENT_ERRORS = frozenset(
         ErrorCode.INVALID_PAYLOAD,
         ErrorCode.UNSUPPORTED,
         ErrorCode.CREDENTIAL_ENDED,
+        ErrorCode.RESUME_REFUSED,
+        ErrorCode.RESUME_EXPIRED,
     }
 )
+
+
+RESUME_CODES = frozenset(code for code in ErrorCode if code.startswith("resume_"))
+"""Why a client does not get the session to which it returns."""
 
 
 class ClientError(Exception):

@@ -33,6 +33,10 @@ class CloseReason(StrEnum):
     TOO_BIG = "too_big"  # a message above the bound
     TOO_SLOW = "too_slow"  # the client does not read its events
     GONE = "gone"  # the connection is lost
+    RETURNED = "returned"  # the client has returned to another session
+    REPLACED = "replaced"  # another socket has the session
+    RESUME_REFUSED = "resume_refused"  # the client cannot return to the session that it names
+    RESUME_BUSY = "resume_busy"  # the client cannot return to its session yet
 
 
 CLOSE_CODES: Mapping[CloseReason, int] = {
@@ -55,7 +59,22 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.TOO_BIG: 1009,
     CloseReason.TOO_SLOW: 1008,
     CloseReason.GONE: 1000,
+    CloseReason.RETURNED: 1000,
+    CloseReason.REPLACED: 1000,
+    CloseReason.RESUME_REFUSED: 1008,
+    CloseReason.RESUME_BUSY: 1013,
 }
+
+# The client returns to its session: to which one, or why it does not get it, is told without the
+# dialect's events for ends.
+RETURNS = frozenset(
+    {
+        CloseReason.RETURNED,
+        CloseReason.REPLACED,
+        CloseReason.RESUME_REFUSED,
+        CloseReason.RESUME_BUSY,
+    }
+)
 
 # For these reasons the client gets an `error` event; for all others `session.closed` or no event.
 # A dialect may have other codes: see `Dialect.refusals`.
@@ -98,7 +117,8 @@ class Close:
 
     `code` says what is wrong with the only request of a connection, if that ends the session. A
     client that is refused for now may ask again after `retry_s`; for most reasons nobody knows when
-    another session ends.
+    another session ends. A client whose connection is gone has closed it itself, as one that does
+    not return, if this `is_wanted`.
     """
 
     reason: CloseReason
@@ -106,6 +126,7 @@ class Close:
     client_reason: str = ""
     code: ErrorCode | None = None
     retry_s: float = 10.0
+    is_wanted: bool = False
 
     @property
     def retry_after(self) -> str:

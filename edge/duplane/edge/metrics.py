@@ -41,6 +41,11 @@ STREAM_ERRORS = (
 )
 _GAP_BUCKETS_S = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _ANSWER_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+_RESUME_GAP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+RESUME_OUTCOMES = (
+    *("same_edge", "rebuilt", "attached"),
+    *("refused", "expired", "lost", "stale", "busy"),
+)
 _MAX_SENT = 1024  # maximum number of unanswered units of a session; the newest are kept
 
 
@@ -133,6 +138,30 @@ class EdgeMetrics:
             "Time in which the units of a session waited for its next worker.",
             _GAP_BUCKETS_S,
         ).of()
+        self._resumes = counters(
+            registry,
+            "duplane_resumes_total",
+            "Clients that returned to their session: it kept its slot, or got another one, or it "
+            "is not theirs.",
+            outcome=RESUME_OUTCOMES,
+        )
+        self._resume_gaps = histograms(
+            registry,
+            "duplane_resume_gap_seconds",
+            "Time that a session had no socket until its client returned.",
+            _RESUME_GAP_BUCKETS_S,
+        ).of()
+        self.resume_times = histograms(
+            registry,
+            "duplane_resume_seconds",
+            "Time from the return of a client to the first new event about a unit.",
+            _GAP_BUCKETS_S,
+        ).of()
+        self._replayed_units = counters(
+            registry,
+            "duplane_replayed_units_total",
+            "Units whose events were sent again to clients that returned.",
+        ).of()
         self._segments = counters(
             registry,
             "duplane_speech_segments_total",
@@ -180,6 +209,30 @@ class EdgeMetrics:
         self._moves.of(cause, outcome).inc()
         if outcome is MoveOutcome.MOVED:
             self._move_times.observe(silent_s)
+
+    def resumed(self, outcome: str, gap_s: float, unit_count: int) -> None:
+        """Count a client that is back after `gap_s`, and the units that it has missed."""
+        self._resumes.of(outcome).inc()
+        self._resume_gaps.observe(gap_s)
+        self._replayed_units.inc(unit_count)
+
+    def resume_refused(self, outcome: str) -> None:
+        """Count a client that did not get the session that it named."""
+        self._resumes.of(outcome).inc()
+
+    def observe_detached(self, states: Callable[[], Iterable[str]]) -> None:
+        """Add a metric of the sessions without a socket; `states` yields the state of each."""
+
+        def observe() -> Iterable[Metric]:
+            counts = Counter(states())
+            yield gauges(
+                "duplane_detached_sessions",
+                "Sessions without a socket: a held one keeps its slot, a parked one has none.",
+                ("state",),
+                {(state,): float(counts[state]) for state in ("held", "parked")},
+            )
+
+        Observed(self.registry, observe)
 
     def observe_journals(
         self, journals: JournalSpace, unmovable: Callable[[], Mapping[LossReason, int]]

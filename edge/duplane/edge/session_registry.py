@@ -24,11 +24,13 @@ from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.modes import Mode
 from duplane.edge.recording.recorder import Recorder, Recording
+from duplane.edge.resumes import Resumes
 from duplane.edge.routing import AnySession, Target, parse_target, parse_trace
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -99,6 +101,7 @@ class SessionRegistry:
         self.continuity = NO_CONTINUITY
         if settings.continuity == "worker":
             self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
+        self.resumes = Resumes(self._runners, self.metrics, clock)
         self.scorers = open_scorers(settings.vad_model)
         telemetry.observe(self.metrics.registry)
 
@@ -133,12 +136,20 @@ class SessionRegistry:
     async def drain(self) -> None:
         """Refuse new sessions, and end waiting sessions immediately.
 
-        End running sessions after `drain_s`.
+        Ask the clients of resumable sessions to go to another edge, one after the other. End
+        running sessions after `drain_s`.
         """
         self.is_draining = True
-        for runner in set(self._runners):
-            runner.drain()
         limits = self._settings.limits
+        leaving = [
+            runner
+            for runner in self._runners
+            if isinstance(runner, DuplexRunner) and runner.session.is_resumable
+        ]
+        for number, runner in enumerate(leaving, 1):
+            runner.go_away(limits.go_away_s * number / len(leaving))
+        for runner in self._runners.keys() - set(leaving):
+            runner.drain()
         if not await self._idle_within(limits.drain_s):
             await self.end_all(limits.send_s + limits.close_s)
 
@@ -322,7 +333,11 @@ class SessionRegistry:
                 self._is_idle.set()
             close = session.closed or Close(CloseReason.FAILED, "internal error")
             outcome = close.reason
-            if recording:
+            if isinstance(session, DuplexSession):
+                self.resumes.ended(session)
+            if recording and outcome is CloseReason.RETURNED:
+                recording.discard()
+            elif recording:
                 recording.end(session.dialect.name, outcome, self._clock.now())
             self.metrics.ended(session.dialect.name, outcome)
             spans.end(session.dialect.name, outcome, is_failure=outcome in _FAILURES)

@@ -200,6 +200,14 @@ class Limits:
     """Maximum number of sessions of one client address (IPv6: of one /64). Further sessions are
     refused with code 1013. All clients behind a proxy that is not trusted count as one. Clients of
     this machine and clients with a credential are exempt."""
+    hold_s: NonNegativeFloat = 5.0
+    """Seconds for which a resumable session without a socket keeps its slot. Then the slot is given
+    back; a client that returns later waits for a slot, ahead of those that came later."""
+    resume_s: NonNegativeFloat = 60.0
+    """Seconds after the loss of its socket in which the client of a resumable session can return;
+    then the session ends. 0: no session is resumable."""
+    go_away_s: NonNegativeFloat = 30.0
+    """Seconds over which resumable sessions are asked to go to another edge at shutdown."""
     drain_s: NonNegativeFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they get `server_shutdown`."""
 

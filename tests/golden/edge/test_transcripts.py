@@ -9,7 +9,7 @@ from support.edge.live_edge import HandSetClock, impatient, live_edge
 from support.protocols.transcript_replay import LiveReplay, PureReplay
 from support.protocols.transcripts import Transcript, all_transcripts
 
-from duplane.edge.close import CLOSE_CODES, CloseReason
+from duplane.edge.close import CLOSE_CODES, RETURNS, CloseReason
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.c import DialectC
@@ -22,9 +22,10 @@ from duplane.edge.recording.settings import Consent, RecordingSettings
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in all_transcripts()}
 
-# Only clients that do not read, and those whose credential ends, are closed for these reasons.
+# Only clients that do not read, those whose credential ends, and those that return to their
+# sessions are closed for these reasons.
 # Tests in tests/fabric and tests/attacks cause them.
-UNWRITTEN_ENDS = {CloseReason.TOO_SLOW, CloseReason.CREDENTIAL_ENDED}
+UNWRITTEN_ENDS = {CloseReason.TOO_SLOW, CloseReason.CREDENTIAL_ENDED, *RETURNS}
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)

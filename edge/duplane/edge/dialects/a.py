@@ -32,6 +32,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.dialects.resumption import read_resumable
 from duplane.edge.dialects.unit_metrics import listen_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored, invalid
 from duplane.edge.payload.media import decode_audio, read_voice
@@ -56,6 +57,7 @@ class DialectA(DuplexDialect):
     """One client that speaks A."""
 
     name: ClassVar[str] = "A"
+    return_event: ClassVar[str] = "session.resume"
     lost_while_opening: ClassVar[CloseReason] = CloseReason.WORKER_CONNECT_FAILED
     transitions: ClassVar[Transitions] = {
         (Phase.START, UPDATE): Phase.OPENING,
@@ -130,7 +132,16 @@ class DialectA(DuplexDialect):
         }
         if (config := session.fields("voice_config")) is not None:
             paths |= read_duplex_config(config, settings.config)
-        return Configure(settings, max_slice_count, ignored(session, config), paths, UPDATE)
+        is_resumable = read_resumable(session, self.limits)
+        without_effect = ignored(session, config)
+        return Configure(
+            settings,
+            max_slice_count,
+            without_effect,
+            paths,
+            UPDATE,
+            is_resumable=is_resumable,
+        )
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now

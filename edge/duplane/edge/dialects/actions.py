@@ -38,7 +38,8 @@ class Configure:
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
     paths in the client's event. `max_slice_count` applies to the pictures of each append that has
-    no `max_slice_count` of its own. `input_id` is the client's id of the event.
+    no `max_slice_count` of its own. `input_id` is the client's id of the event. A client whose
+    session `is_resumable` may return on another socket.
     """
 
     settings: session_pb2.Open
@@ -47,6 +48,7 @@ class Configure:
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = ""
     input_id: str | None = None
+    is_resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,21 @@ class Leave:
     reason: str = ""
     kind: str = ""
     input_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A client returns to the session `session_id`, which another socket had before.
+
+    The last event that it has is event `part` of `unit`; both are -1 if it has none. `from_sample`
+    is the first sample of its input that it can still send; None if it has all that is missing.
+    """
+
+    session_id: str
+    secret: str = field(repr=False)
+    unit: int = -1
+    part: int = -1
+    from_sample: int | None = None
 
 
 Action = Configure | Append | Turn | CancelTurn | Reply | Command | Speak | Leave

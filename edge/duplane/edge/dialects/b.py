@@ -45,6 +45,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.resumption import read_resumable
 from duplane.edge.dialects.unit_metrics import Usage, metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -68,6 +69,7 @@ class DialectB(DuplexDialect):
     """One client that speaks B. `new_id` returns the 12 hex digits that name a turn."""
 
     name: ClassVar[str] = "B"
+    return_event: ClassVar[str] = "session.resume"
     unit_paths: ClassVar[Mapping[str, str]] = {
         "audio": "input.audio",
         "video_frames": "input.video_frames",
@@ -129,10 +131,11 @@ class DialectB(DuplexDialect):
     def _decode_settings(self, event: Fields) -> Configure:
         payload = event.required_fields("payload")
         max_slice_count = read_slice_count(payload) if self.mode.takes_frames else None
+        is_resumable = read_resumable(payload, self.limits)
         settings, ignored, paths = read_settings(
             payload, self.limits, _MODES[self.mode.takes_frames]
         )
-        return Configure(settings, max_slice_count, ignored, paths, INIT)
+        return Configure(settings, max_slice_count, ignored, paths, INIT, is_resumable=is_resumable)
 
     def _decode_append(self, event: Fields) -> Append:
         given = event.required_fields("input")
@@ -181,7 +184,7 @@ class DialectB(DuplexDialect):
         self._context_token_count = delta.context_token_count
         event = self._delta_event(tag, now)
         if is_speech:
-            self._turn_id = tag.response_id or self._turn_id or f"resp_{self._new_id()}"
+            self._turn_id = tag.response_id or self._turn_id or self._new_turn_id(delta.sequence)
         if self._turn_id is not None and (is_speech or delta.end_of_turn):
             event["response_id"] = self._turn_id
         # The metrics are rendered once for all events of the unit.
@@ -205,6 +208,10 @@ class DialectB(DuplexDialect):
             self._turn_id = None
         return events
 
+    def _new_turn_id(self, unit: int) -> str:
+        digits = self.turn_names(unit) if self.turn_names else self._new_id()
+        return f"resp_{digits}"
+
     def _delta_event(self, tag: Tag, now: Moment) -> dict[str, object]:
         event = self._events.envelope("response.output.delta", now)
         if tag.input_id is not None:
@@ -223,6 +230,10 @@ class DialectB(DuplexDialect):
         event = self._events.envelope("session.moving", now)
         event["within_s"] = within_s
         return [orjson.dumps(event)]
+
+    def notice(self, kind: str, fields: Mapping[str, object], now: Moment) -> bytes:
+        """Render an event about the socket of a resumable session."""
+        return orjson.dumps(self._events.envelope(f"{self.queue_prefix}{kind}", now) | {**fields})
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit: `listen`, but not inside a turn.

@@ -35,6 +35,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
+from duplane.edge.dialects.resumption import refuse_resumable
 from duplane.edge.dialects.unit_metrics import BACKEND, Usage, stage_metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -112,6 +113,7 @@ class DialectBChat(ChatDialect):
 
         These settings have no effect, because each turn has its own.
         """
+        refuse_resumable(event.required_fields("payload"))
         settings, *_ = read_settings(event.required_fields("payload"), self.limits, _MODES)
         # `unread` is a second `Fields` object in which the fields still count as unused.
         unread = event.required_fields("payload")

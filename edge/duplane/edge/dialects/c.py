@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import orjson
 
-from duplane.edge.client_errors import ClientError, ErrorCode
+from duplane.edge.client_errors import RESUME_CODES, ClientError, ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects import speech
@@ -36,6 +36,7 @@ from duplane.edge.dialects.dialect import (
     with_optional_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.dialects.resumption import read_resumable
 from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, listen_metrics, stage_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
@@ -61,6 +62,7 @@ class DialectC(DuplexDialect):
 
     name: ClassVar[str] = "C"
     queue_prefix: ClassVar[str] = ""
+    return_event: ClassVar[str] = "resume"
     replies_to_appends: ClassVar[bool] = True
     unit_paths: ClassVar[Mapping[str, str]] = {
         "audio": "audio_base64",
@@ -175,7 +177,16 @@ class DialectC(DuplexDialect):
         if self.mode.takes_frames:
             configured = read_slice_count(config) if config else None
             max_slice_count = read_slice_count(event) or configured
-        return Configure(settings, max_slice_count, ignored(event, config), paths, PREPARE)
+        is_resumable = read_resumable(event, self.limits)
+        without_effect = ignored(event, config)
+        return Configure(
+            settings,
+            max_slice_count,
+            without_effect,
+            paths,
+            PREPARE,
+            is_resumable=is_resumable,
+        )
 
     def _decode_chunk(self, event: Fields) -> Append:
         encoded = event.get("audio_base64", BASE64)
@@ -274,8 +285,13 @@ class DialectC(DuplexDialect):
     def error(
         self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
     ) -> bytes:
-        """Render an `error` event; C has no error codes and no input ids."""
-        del code, now, input_id
+        """Render an `error` event; C has no error codes and no input ids.
+
+        Only a client that returns needs a code, so its errors begin with that.
+        """
+        del now, input_id
+        if code in RESUME_CODES:
+            message = f"{code}: {message}"
         return _event("error", error=message)
 
 

@@ -21,6 +21,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_optional_audio,
 )
+from duplane.edge.dialects.resumption import refuse_resumable
 from duplane.edge.payload.fields import Fields
 from duplane.fabric.v1 import session_pb2
 
@@ -75,6 +76,7 @@ class DialectD(ChatDialect):
     def _decode_request(self, event: Fields) -> Action:
         if self.phase is not Phase.START:
             return Reply(kind=REQUEST)
+        refuse_resumable(event)
         return read_turn(event, DEFAULTS, self.limits, REQUEST)
 
     def close_code(self, close: Close) -> int:

@@ -82,6 +82,9 @@ class Dialect(ABC):
     # For these close reasons the client gets an `error` event.
     refusals: ClassVar[Mapping[CloseReason, ErrorCode]] = REFUSALS
 
+    # The type of the first event of a client that returns to its session; empty if none can.
+    return_event: ClassVar[str] = ""
+
     # The sound that the client sends, and the sound that it gets: those of A to D. Each rate is
     # converted if the model has another one.
     input_sound: SoundFormat = INPUT_SOUND

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
+
+import orjson
 
 from duplane.edge.client_errors import ErrorCode, name_fault
 from duplane.edge.clock import Moment
@@ -48,6 +50,9 @@ class DuplexDialect(Dialect):
 
     # Field of the contract's Unit -> the client's name for it, where the names differ.
     unit_paths: ClassVar[Mapping[str, str]] = {}
+
+    # Returns the digits that name a turn that begins with a unit; None if names are drawn.
+    turn_names: Callable[[int], str] | None = None
 
     _paths: Mapping[str, str] = {}  # field of the settings -> its path in the client's event
     _max_slice_count: int | None = None  # for pictures whose append does not set it
@@ -104,6 +109,11 @@ class DuplexDialect(Dialect):
         """
         del within_s, now
         return []
+
+    def notice(self, kind: str, fields: Mapping[str, object], now: Moment) -> bytes:
+        """Render an event about the socket of a resumable session."""
+        del now
+        return orjson.dumps({"type": f"{self.queue_prefix}{kind}", **fields})
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from duplane.edge.dialects.actions import Configure
+from duplane.edge.dialects.resumption import refuse_resumable
 from duplane.edge.payload.fields import Fields, ignored, invalid
 from duplane.edge.payload.media import read_voice
 from duplane.edge.payload.model_settings import read_chat_config
@@ -46,6 +47,7 @@ class HalfDuplexSettings(Configure):
 
 def read_prepare(event: Fields, limits: Limits, kind: str) -> HalfDuplexSettings:
     """Read `prepare`. Raises ClientError."""
+    refuse_resumable(event)
     parts = _read_system_content(event, limits)
     if parts is None:
         parts = _read_prompt(event, limits)

@@ -14,6 +14,7 @@ from duplane.edge.close import CLOSE_CODES, Close, CloseReason
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.identity import Identity
 from duplane.edge.modes import DEFAULT_MODE, MODES
+from duplane.edge.resumes import first_message
 from duplane.edge.routing import (
     ENDPOINTS,
     OPENAI_ROUTES,
@@ -25,6 +26,7 @@ from duplane.edge.routing import (
     refused_query,
     unsupported_mode,
 )
+from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
 from duplane.edge.transport.websocket import OPENAI_SUBPROTOCOLS, SUBPROTOCOLS, WebSocket
@@ -102,18 +104,27 @@ class SessionRoutes:
         if endpoint is None:
             await self._refuse(socket, identity, target.route, unsupported_mode(target.mode))
             return
+        session = endpoint.new_session(
+            identity,
+            self._limits,
+            self._clock.now(),
+            self._sessions.continuity,
+            self._sessions.scorers,
+        )
+        may_return = isinstance(session, DuplexSession) and self._sessions.resumes.may_have(
+            request.caller
+        )
         with self._sessions.admitted(endpoint.mode, request) as refusal:
-            if refusal:
-                await self._refuse(socket, identity, target.route, refusal)
-            else:
-                session = endpoint.new_session(
-                    identity,
-                    self._limits,
-                    self._clock.now(),
-                    self._sessions.continuity,
-                    self._sessions.scorers,
-                )
+            if isinstance(session, DuplexSession):
+                session.may_be_return = may_return
+            if refusal is None:
                 await self._sessions.run(socket, session, endpoint.mode, request)
+        if refusal and may_return and isinstance(session, DuplexSession):
+            session.receive(await first_message(socket), self._clock.now())
+        if isinstance(session, DuplexSession) and session.returned:
+            await self._sessions.resumes.run(socket, session, request.caller)
+        elif refusal:
+            await self._refuse(socket, identity, target.route, refusal)
 
     async def _refuse(
         self, socket: WebSocket, identity: Identity, route: Route, close: Close

@@ -28,6 +28,9 @@ _MIN_ENCODED = 64  # characters; shorter base64 (a dozen samples) stays in the e
 _REFERENCE = re.compile(r"((?:data:[^,]{0,250},)?)@(blob/\d{1,9}\.[a-z0-9]{1,4})")
 # The base64 in a data URI is replaced; what comes before it stays in the event.
 _DATA_URI = re.compile(r"data:[^,]{0,243};base64,")
+# The token of a resumable session, in an event that says or shows it. Such events are short.
+_TOKEN = re.compile(rb'("token"\s*:\s*")[^"]*')
+_MAX_TOKEN_EVENT = 64 * 1024
 _MAX_DEPTH = 64
 # File types: the bytes that identify each type, and the offset of these bytes.
 _SIGNATURES = (
@@ -77,6 +80,13 @@ class Blob:
     def reference(self) -> str:
         """The text that replaces the payload in its event."""
         return f"@{self.wav_name if self.is_audio else self.name}"
+
+
+def without_token(frame: bytes) -> bytes:
+    """Return an event without the token with which a client can return to its session."""
+    if len(frame) > _MAX_TOKEN_EVENT or b"token" not in frame:
+        return frame
+    return _TOKEN.sub(rb"\1***", frame)
 
 
 def split(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from duplane.edge.clock import Clock, Moment, Timer
 from duplane.edge.payload.sound_format import INPUT_SOUND, OUTPUT_SOUND, SoundFormat
+from duplane.edge.recording.events import without_token
 from duplane.edge.recording.mix import mix, mix_bytes
 from duplane.edge.recording.retention import recover, sweep, total_bytes
 from duplane.edge.recording.serial_executor import Job, SerialExecutor
@@ -66,6 +67,10 @@ class Recording:
 
         self._recorder.finish(self._writer, functools.partial(self._writer.end, update))
 
+    def discard(self) -> None:
+        """Delete the recording: its client has returned to another session."""
+        self._recorder.submit(self._writer.discard, 0)
+
     def _write(
         self,
         direction: Direction,
@@ -75,6 +80,7 @@ class Recording:
         audio: bytes = b"",
     ) -> None:
         at_s = self._offset_s(now)
+        frame = without_token(frame)
         job = functools.partial(self._writer.write, direction, frame, at_s, sound, audio)
         if not self._recorder.submit(job, len(frame) + len(audio) + _EVENT_BYTES):
             self._lost_event_count += 1

@@ -21,6 +21,7 @@ from duplane.edge.recording.storage import (
     USER,
     Meta,
     create_file,
+    delete_recording,
     lock,
     write_meta,
 )
@@ -100,6 +101,12 @@ class RecordingWriter:
         with contextlib.suppress(OSError):  # the error that ended the recording is in the log
             write_meta(self.directory, self._meta)
         self._close_files()
+
+    def discard(self) -> None:
+        """Close all files and delete them: nothing of the session is kept."""
+        self._close_files()
+        with contextlib.suppress(OSError):
+            delete_recording(self.directory)
 
     def _close_files(self) -> None:
         for wav in self._wavs.values():

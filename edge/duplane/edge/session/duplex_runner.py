@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from duplane.edge.clock import Clock
+from duplane.edge.clock import Clock, Moment
+from duplane.edge.close import CLOSE_CODES, Close, CloseReason
+from duplane.edge.dialects.actions import Return
 from duplane.edge.metrics import EdgeMetrics, SessionMetrics
+from duplane.edge.session.attachment import Attachment
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.effects import (
     Acquire,
@@ -20,9 +24,11 @@ from duplane.edge.session.effects import (
     Effect,
     EndMove,
     Record,
+    RecordAnswered,
     RecordDropped,
     RecordFailed,
     RecordFixed,
+    RecordResumed,
     ReportUnreachable,
     RequestPermit,
     ReturnPermit,
@@ -37,11 +43,12 @@ from duplane.edge.session.move_table import (
     MoveOutcome,
     MovePhase,
 )
-from duplane.edge.session.runner import SessionRunner
+from duplane.edge.session.runner import ReplacedError, SessionRunner
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
-from duplane.edge.transport.client import Client
+from duplane.edge.transport.client import NO_CLIENT, Client
+from duplane.edge.transport.outbox import OutboxFullError
 from duplane.edge.transport.rate_limit import unit_rate
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
@@ -95,8 +102,92 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics, session.identity.session_id)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
+        self._is_leaving = False  # the edge shuts down
         self._attempts: asyncio.Queue[Acquire | None] = asyncio.Queue()  # None ends `_exchange`
         self._slot_calls: dict[Slot, _SlotCall] = {}
+        self._attachment: Attachment | None = Attachment(self, client)
+        self._closing: set[asyncio.Task[None]] = set()  # sockets that the session has left
+
+    # --- sockets ---
+
+    async def _serve(self) -> None:
+        if self._attachment:
+            with contextlib.suppress(ReplacedError):
+                await self._attachment.serve()
+
+    @property
+    def _leaves_client(self) -> bool:
+        return super()._leaves_client or self.session.returned is not None
+
+    async def _close(self, close: Close) -> None:
+        if self._attachment:
+            await self._attachment.close(close, self.session.close_code)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def disconnected(self, close: Close) -> None:
+        """Keep the session for a while if its client may return; otherwise end it."""
+        now = self._clock.now()
+        is_lost = close.reason in (CloseReason.GONE, CloseReason.TOO_SLOW) and not close.is_wanted
+        if is_lost and self._detach(now):
+            self._apply([], now)
+        else:
+            self.end(close)
+
+    def _too_slow(self, close: Close, now: Moment) -> None:
+        if not self._detach(now, close):
+            super()._too_slow(close, now)
+
+    def _detach(self, now: Moment, close: Close | None = None) -> bool:
+        """Go on without a socket. Return False if the session ends with it."""
+        if self._is_leaving or not self.session.detach(now):
+            return False
+        _log.info("the client is away")
+        self._drop_socket(close or Close(CloseReason.GONE))
+        self._client = NO_CLIENT
+        return True
+
+    def _drop_socket(self, close: Close) -> None:
+        """Close the present socket, if there is one, while the session goes on."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is None:
+            return
+        attachment.is_current = False
+        closing = asyncio.create_task(attachment.close(close, CLOSE_CODES[close.reason]))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def resume(self, client: Client, returned: Return) -> Attachment:
+        """Give the session another socket, unless the session refuses.
+
+        All changes are made before this method returns, so that nothing can interrupt them.
+        """
+        now = self._clock.now()
+        if self._attachment:
+            with contextlib.suppress(OutboxFullError):
+                self._attachment.client.send(self.session.replaced(now))
+            self._drop_socket(Close(CloseReason.REPLACED))
+        self.generation += 1
+        self._client = client
+        self._attachment = attachment = Attachment(self, client)
+        resumed, *missed = self.session.resume(returned, now)
+        self._apply([resumed], now)
+        if missed:  # they are recorded already
+            try:
+                client.send(missed)
+            except OutboxFullError:
+                self._too_slow(Close(CloseReason.TOO_SLOW, "events are not read"), now)
+                self._apply([], now)
+        self._wake.set()
+        return attachment
+
+    def go_away(self, after_s: float) -> None:
+        """Ask the client to go to another edge in `after_s` seconds."""
+        self._is_leaving = True
+        now = self._clock.now()
+        self._apply(self.session.go_away(after_s, now), now)
+
+    # --- slots ---
 
     async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         slot = self.session.moves.present
@@ -116,7 +207,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     async def _try_to_move(self, attempt: Acquire, first: lease_pb2.AcquireLeaseRequest) -> None:
         """Acquire a slot of another worker, rebuild the conversation there, and continue there."""
-        if attempt.is_lost:
+        if attempt.cause is MoveCause.RETURNED:
+            _log.info("the client is back, and the session acquires a slot again")
+        elif attempt.is_lost:
             _log.warning("the session leaves worker %s: %s", self.worker, attempt.cause)
         else:
             _log.info("the session prepares to leave worker %s: %s", self.worker, attempt.cause)
@@ -183,10 +276,20 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 permits.request(slot, lambda: self._permitted(slot))
             case ReturnPermit(permits, slot):
                 permits.give_back(slot)
+            case RecordResumed() | RecordAnswered():
+                self._record_resume(effect)
             case StopTurn() | CountSegment() | CountUnheard() | AnswerBegan():
                 super()._execute(effect)  # a duplex session has no turns
             case _:
                 self._record(effect)
+
+    def _record_resume(self, record: RecordResumed | RecordAnswered) -> None:
+        """Report that the client is back, or that it has its first answer."""
+        if isinstance(record, RecordAnswered):
+            self._metrics.resume_times.observe(record.delay_s)
+            return
+        self._metrics.resumed(*record)
+        _log.info("the client is back after %.2f s: %s", record.gap_s, record.outcome)
 
     def _use_model(self, model: ModelFormat) -> None:
         """Limit and judge units by their duration."""
@@ -367,7 +470,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     async def _stop_exchange(self, exchanging: asyncio.Task[None]) -> None:
         """Leave the queue immediately. The worker gets a bounded time to close an open stream."""
         self._attempts.put_nowait(None)
-        if any(call.stream for call in self._slot_calls.values()):
+        if self.session.returned:  # nothing was sent to the worker
+            for call in list(self._slot_calls.values()):
+                call.cancel()
+        elif any(call.stream for call in self._slot_calls.values()):
             await asyncio.wait({exchanging}, timeout=self._limits.end_s)
         exchanging.cancel()
 

@@ -33,15 +33,17 @@ from duplane.edge.session.move_table import (
     EARLY,
     LAST_SENT_PHASES,
     LOST_PHASES,
+    SILENT,
     MoveCause,
     MovePhase,
     cause_of,
 )
-from duplane.edge.session.moves import GivenUp, Moves
+from duplane.edge.session.moves import GivenUp
 from duplane.edge.session.pending_replies import Outcome, PendingReplies
 from duplane.edge.session.request_queue import Outgoing, SentUnit
 from duplane.edge.session.request_rates import convert_voices
-from duplane.edge.session.session import Decoded, Session
+from duplane.edge.session.returnable_session import ReturnableSession
+from duplane.edge.session.session import Decoded
 from duplane.edge.session.slot import Slot
 from duplane.edge.session.speech_requests import NO_NEWS, SpeechEnd
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
@@ -57,7 +59,7 @@ _ENDINGS = {
 _LOST = Close(CloseReason.FAILED, "the worker was lost")
 
 
-class DuplexSession(Session[DuplexDialect]):
+class DuplexSession(ReturnableSession):
     """One duplex session.
 
     With `detects_dialect` the client's first event decides between A and B. Until then `dialect`
@@ -73,13 +75,11 @@ class DuplexSession(Session[DuplexDialect]):
         *,
         detects_dialect: bool = False,
     ) -> None:
-        super().__init__(dialect, limits, now, is_decided=not detects_dialect)
-        self.moves = Moves(limits.frame_count, self.effects, continuity)
+        super().__init__(dialect, limits, now, continuity, is_decided=not detects_dialect)
         self._settings: session_pb2.Open | None = None
         self._model_name = ""  # empty if unknown
         self.replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
-        self._last_audio_s = -math.inf  # monotonic
 
     @property
     def is_running(self) -> bool:
@@ -111,6 +111,12 @@ class DuplexSession(Session[DuplexDialect]):
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
         if not isinstance(action, Append):
             return self._apply_control(action, now)
+        events = self._append(action, now)
+        if events and self.detachment:
+            return self._number(self.detachment, events, self.detachment.cursor.unit, now)
+        return events
+
+    def _append(self, action: Append, now: Moment) -> list[bytes]:
         if self.dialect.grace_s and self.dialect.phase is Phase.START:
             self.dialect.accept(action)
             self.time_limits.start(TimeLimit.GRACE, self.dialect.grace_s, now)
@@ -126,7 +132,7 @@ class DuplexSession(Session[DuplexDialect]):
             self._is_interrupted = self.dialect.must_listen = False
         if self.identity.recording_id:
             self._recorded_audio = action.audio
-        self._last_audio_s = now.monotonic_s
+        self._count_audio(action, now)
         queue = self.moves.queue
         count_before = queue.unit_count
         if dropped := queue.add(action, self._receipt, self._unit_limit):
@@ -153,6 +159,7 @@ class DuplexSession(Session[DuplexDialect]):
         self.dialect.accept(action)
         match action:
             case Configure():
+                self.is_resumable = action.is_resumable
                 self._configured(action.settings, now)
                 return []
             case Reply():
@@ -288,7 +295,7 @@ class DuplexSession(Session[DuplexDialect]):
         moves = self.moves
         if slot and slot is not moves.present:
             return self._next_responded(response, now) if moves.is_next(slot) else []
-        if self.closed or moves.phase in LOST_PHASES:
+        if self.closed or moves.phase in SILENT:
             return []
         match response.WhichOneof("message"):
             case "delta":
@@ -322,7 +329,11 @@ class DuplexSession(Session[DuplexDialect]):
         else:
             dropped = queue.take_dropped(outcome.dropped_unit_count)
             events += self.dialect.delta(outcome, unit.tag, dropped, now)
-        return events + self._render_ends(news.ended, now) if news.ended else events
+        if news.ended:
+            events += self._render_ends(news.ended, now)
+        if self.detachment:
+            return self._number(self.detachment, events, outcome.sequence, now)
+        return events
 
     def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:
         events: list[bytes] = []
@@ -341,7 +352,9 @@ class DuplexSession(Session[DuplexDialect]):
                 return self._opened(response.opened, now)
             case "leaving":
                 if response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE:
-                    self.moves.stuck(now)
+                    self.stuck(now)
+                elif self.is_detached:
+                    self.moves.present.is_draining = True  # it leaves when its client is back
                 else:
                     self.moves.drains()
                 return []
@@ -363,11 +376,17 @@ class DuplexSession(Session[DuplexDialect]):
         self.replies.context_token_count = opened.prompt_token_count
         self.dialect.use_model(self.moves.queue.model, self._model_name)
         events = self.dialect.opened(opened, now)
+        if events and self.is_resumable:
+            events = self._begin_detachment(events)
         if self.moves.phase is MovePhase.OPENING:
             self.moves.opened(opened, now)
         if not opened.accepts_speech_requests:
             events += self._render_ends(self.moves.queue.speech.refuse_all(), now)
-        return events + self._ready_replies(now)
+        replies = self._ready_replies(now)
+        if replies and self.detachment:
+            unit = self.detachment.cursor.unit
+            replies = self._number(self.detachment, replies, unit, now)
+        return events + replies
 
     def _ready_replies(self, now: Moment) -> list[bytes]:
         """Render the replies to appends that are complete."""
@@ -423,6 +442,8 @@ class DuplexSession(Session[DuplexDialect]):
         """
         if cause is None or not self.moves.can_leave(cause, now):
             return None
+        if self.is_detached:
+            return self._park(now, cause)
         events: list[bytes] = []
         if self.moves.phase not in LOST_PHASES:
             self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
@@ -435,7 +456,13 @@ class DuplexSession(Session[DuplexDialect]):
 
     def overdue(self, now: Moment) -> None:
         """Prepare another worker, because the present one owes an answer for too long."""
-        self.moves.late(now)
+        if not self.is_detached:  # a session without a socket does not move
+            self.moves.late(now)
+
+    def stuck(self, now: Moment) -> None:
+        """Prepare another worker, because the device of the present one is stuck."""
+        if not self.is_detached:
+            self.moves.stuck(now)
 
     def _next_responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
         """Handle a message from the worker to which the session moves."""
@@ -499,9 +526,3 @@ class DuplexSession(Session[DuplexDialect]):
                 self.time_limits.start(TimeLimit.AUDIO, rest_s, now)
                 return []
         return super()._expire(limit, now)
-
-    def end(self, close: Close, now: Moment) -> list[bytes]:
-        """End the session. Only the first call has an effect."""
-        if not self.closed:
-            self.moves.close(now)
-        return super().end(close, now)

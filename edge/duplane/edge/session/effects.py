@@ -118,6 +118,31 @@ class AnswerBegan(NamedTuple):
     delay_s: float
 
 
+class RecordResumed(NamedTuple):
+    """Record that a client is back after `gap_s`, and has missed the events of `unit_count`."""
+
+    outcome: str
+    gap_s: float
+    unit_count: int
+
+
+class RecordAnswered(NamedTuple):
+    """Record that a client that is back got the first new event after `delay_s`."""
+
+    delay_s: float
+
+
 Spoken = CountSegment | CountUnheard | AnswerBegan
 Record = ReportUnreachable | EndMove | RecordFailed | RecordFixed | RecordDropped
-Effect = Acquire | Use | Cancel | StopTurn | RequestPermit | ReturnPermit | Record | Spoken
+Effect = (
+    Acquire
+    | Use
+    | Cancel
+    | StopTurn
+    | RequestPermit
+    | ReturnPermit
+    | Record
+    | Spoken
+    | RecordResumed
+    | RecordAnswered
+)

@@ -22,6 +22,7 @@ class MoveCause(StrEnum):
     OTHER_MODEL = "other_model"  # the worker that was found for a move has another model
     DRAIN = "drain"  # the worker will end its sessions, and still answers
     OVERDUE = "overdue"  # the worker owes an answer for too long; the answer may still come
+    RETURNED = "returned"  # the client is back after its session has given its slot back
 
 
 class MoveOutcome(StrEnum):
@@ -78,6 +79,7 @@ class MovePhase(Enum):
     LOST_STARTING = auto()
     LOST_CATCHING_UP = auto()
     LOST_CHANGING = auto()
+    PARKED = auto()  # the client is away, and the session has given its slot back
     CLOSED = auto()  # the session has ended
 
 
@@ -100,6 +102,8 @@ class MoveEvent(Enum):
     REBUILT = auto()  # the next worker has rebuilt the last past units: now it is the present one
     NEXT_LOST = auto()  # the next worker cannot be used, or no slot can be had
     EXPIRED = auto()  # the next worker does not rebuild the last past units in time
+    PARKED = auto()  # the client is away for too long, so the session gives its slot back
+    RETURNED = auto()  # the client is back
     CLOSED = auto()  # the session has ended
 
 
@@ -127,7 +131,11 @@ LOST_PHASES = frozenset(
     }
 )
 MOVING = PREPARING | LOST_PHASES
+# No worker answers units.
+SILENT = LOST_PHASES | {MovePhase.PARKED}
 MOVABLE = MOVING | {MovePhase.SETTLED}
+# The session can give its slot back, and be rebuilt later.
+PARKABLE = MOVABLE - {MovePhase.LOST_EARLY}
 # The next worker has a slot for the session.
 CLAIMED_PHASES = MOVING - {MovePhase.ACQUIRING, MovePhase.LOST_ACQUIRING, MovePhase.LOST_EARLY}
 # The next worker has the last past units. While the present worker answers, `--failover-s` limits
@@ -183,6 +191,8 @@ TRANSITIONS: Mapping[tuple[MovePhase, MoveEvent], MovePhase] = {
     # A session whose worker is lost does not wait for its permit; the permit may come later.
     **_rows(LOST_PHASES & CLAIMED_PHASES, MoveEvent.PERMITTED, None),
     **_rows(PREPARING | {MovePhase.SETTLED}, MoveEvent.GIVEN_UP, MovePhase.FIXED),
+    **_rows(PARKABLE, MoveEvent.PARKED, MovePhase.PARKED),
+    (MovePhase.PARKED, MoveEvent.RETURNED): MovePhase.LOST_ACQUIRING,
     **_rows(set(MovePhase) - {MovePhase.CLOSED}, MoveEvent.CLOSED, MovePhase.CLOSED),
 }
 

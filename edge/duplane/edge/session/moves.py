@@ -38,7 +38,9 @@ from duplane.edge.session.move_table import (
     LOST_PHASES,
     MOVABLE,
     MOVING,
+    PARKABLE,
     PREPARING,
+    SILENT,
     MoveCause,
     MoveEvent,
     MoveOutcome,
@@ -95,6 +97,7 @@ class Attempt:
     rebuilds_since: Moment | None = None  # since when the next worker has the settings
     sent_count: int = 0  # past units that were sent
     catch_up_count: int = 0
+    is_permitted: bool = False  # the session may rebuild its conversation
 
 
 class Moves:
@@ -132,7 +135,7 @@ class Moves:
 
     def uses(self, slot: Slot) -> bool:
         """Return whether messages of the worker of this slot count, until the session ends."""
-        return (slot is self.present and self.phase not in LOST_PHASES) or self.is_next(slot)
+        return (slot is self.present and self.phase not in SILENT) or self.is_next(slot)
 
     def can_leave(self, cause: MoveCause, now: Moment) -> bool:
         """Return whether the conversation can leave its worker, or the next one if that is lost.
@@ -280,9 +283,9 @@ class Moves:
         self.attempt.silent_since = self.attempt.silent_since or now
         return self._take_back()
 
-    def _take_back(self) -> GivenUp | None:
+    def _take_back(self, *, blames_unit: bool = True) -> GivenUp | None:
         """Take the units without an outcome back from the present worker."""
-        taken = self.queue.take_back()
+        taken = self.queue.take_back(blames_unit=blames_unit)
         if taken is None:
             return None
         sequence, unit = taken
@@ -290,6 +293,35 @@ class Moves:
         failed = session_pb2.Failed(sequence=sequence, reason=Reason.UNAVAILABLE, message=message)
         self._effects.append(RecordFailed(failed))
         return GivenUp(unit, failed)
+
+    # --- clients that are away ---
+
+    @property
+    def can_park(self) -> bool:
+        """Whether the session can give its slot back, and go on in another one later."""
+        return self.phase in PARKABLE and self.journal.is_whole
+
+    def park(self, now: Moment, cause: MoveCause | None = None) -> None:
+        """Give all slots back until `unpark`. Call this only if `can_park`.
+
+        If the present worker is lost, `cause` says why.
+        """
+        before = self._fire(MoveEvent.PARKED)
+        if before in MOVING:
+            self._end_attempt(before, MoveOutcome.FAILED, now)
+        if before in LOST_PHASES:
+            return
+        if cause is MoveCause.WORKER_LOST:
+            self._effects.append(ReportUnreachable(self.present.granted))
+        self.present.owed_s = None
+        self._effects.append(Cancel(self.present))
+        self._take_back(blames_unit=False)
+
+    def unpark(self, now: Moment) -> None:
+        """Acquire a slot again, with the old ticket: the client is back."""
+        self._fire(MoveEvent.RETURNED)
+        self._begin(MoveCause.RETURNED)
+        self.attempt.silent_since = now
 
     # --- the next worker ---
 
@@ -338,10 +370,13 @@ class Moves:
         """Record that the session may rebuild its conversation in this slot."""
         if self.is_next(slot):
             self._fire(MoveEvent.PERMITTED)
+            self.attempt.is_permitted = True
 
     def _take_next(self, now: Moment) -> Outgoing | None:
         """Return the next message for the next worker; None while it owes an answer."""
         request = None
+        if self.attempt.cause is MoveCause.RETURNED and not self.attempt.is_permitted:
+            return None  # no worker was lost, so many clients may be back at the same time
         if self.attempt.slot.owed_s is None:
             match self.phase:
                 case MovePhase.STARTING | MovePhase.LOST_STARTING:
@@ -483,12 +518,13 @@ class Moves:
         if former:
             attempt.count = former.count + 1
             attempt.tried_workers = former.tried_workers
-        else:
+        elif cause is not MoveCause.RETURNED:  # then the former worker is as good as any other
             left = self.present.granted
             attempt.tried_workers[left.worker_id] = left.worker_incarnation
         self.attempt = attempt
         is_lost = self.phase in LOST_PHASES
         excess = attempt.count - len(attempt.tried_workers)
+        is_first = former is None
         doublings = 0 if is_lost else min(excess - 1, _MAX_DOUBLINGS)
         self._effects.append(
             Acquire(
@@ -496,7 +532,7 @@ class Moves:
                 attempt.number,
                 cause,
                 is_lost=is_lost,
-                pause_s=_RETRY_S * 2**doublings if excess > 0 else 0.0,
+                pause_s=_RETRY_S * 2**doublings if excess > 0 and not is_first else 0.0,
                 ticket_id=self.present.granted.ticket_id,
                 ticket_proof=self.present.granted.ticket_proof,
                 avoided_workers=dict(attempt.tried_workers),

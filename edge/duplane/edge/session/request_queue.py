@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.speech_requests import SpeechRequests
 from duplane.edge.session.unit_assembler import UnitAssembler
+from duplane.fabric.audio import SAMPLE_BYTES
 from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
 
@@ -92,6 +94,7 @@ class RequestQueue:
         # The pause that is in effect at the worker.
         self._pause: session_pb2.ConverseRequest | None = None
         self._next_sequence = 0
+        self.taken_sample_count = 0  # samples of the units that were taken or dropped
         self._dropped_count = 0
         self._force_listen = False  # a dropped unit was forced to listen
 
@@ -118,6 +121,7 @@ class RequestQueue:
             self._waiting.append((unit, receipt))
             if len(self._waiting) > limit:
                 oldest, its_receipt = self._waiting.popleft()
+                self._count_samples(oldest)
                 dropped.append(its_receipt)
                 self._force_listen |= oldest.force_listen
                 self._first_ordinal += 1
@@ -150,7 +154,9 @@ class RequestQueue:
     def drop_rest(self) -> None:
         """Drop the audio of the incomplete unit. What it demands of the model is demanded later."""
         rest = self._assembler.take_rest()
-        self._force_listen |= rest is not None and rest.force_listen
+        if rest is not None:
+            self._count_samples(rest)
+            self._force_listen |= rest.force_listen
 
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
         """Add a request, which is taken after the units that wait now.
@@ -185,8 +191,14 @@ class RequestQueue:
             return None
         return self._take_unit(is_kept=is_kept)
 
+    def _count_samples(self, unit: Append) -> None:
+        """Count the samples of a unit that waits no more, at the rate of dialects A to C."""
+        count = len(unit.audio) // SAMPLE_BYTES
+        self.taken_sample_count += count * INPUT_RATE_HERTZ // unit.rate_hertz
+
     def _take_unit(self, *, is_kept: bool) -> Outgoing:
         appended, receipt = self._waiting.popleft()
+        self._count_samples(appended)
         request = session_pb2.ConverseRequest()
         unit = request.unit  # filled in place, so that the audio is copied once
         unit.sequence = self._next_sequence
@@ -230,11 +242,12 @@ class RequestQueue:
                 del self.sent[oldest]
         return sent
 
-    def take_back(self) -> tuple[int, SentUnit] | None:
+    def take_back(self, *, blames_unit: bool = True) -> tuple[int, SentUnit] | None:
         """Take the units without an outcome back from the worker, so that another one gets them.
 
         If the oldest of them is already a suspect, it is given up: it is removed and returned, with
-        its sequence number. Otherwise it becomes a suspect.
+        its sequence number. Otherwise it becomes a suspect. Without `blames_unit` nothing changes:
+        the worker is left for another reason.
 
         Units that cannot be sent again are reported by `take_dropped`.
         """
@@ -247,6 +260,9 @@ class RequestQueue:
             self._requests.appendleft((self._first_ordinal, self._pause))
             self._pause = None
         if not kept:
+            return None
+        if not blames_unit:
+            self._returned.extendleft(reversed(kept))
             return None
         (sequence, oldest), *others = kept
         self._returned.extendleft(reversed(others))

@@ -38,7 +38,7 @@ _LONG_MESSAGE_BYTES = 256 * 1024
 S = TypeVar("S", bound=Session[Any])
 
 
-class _ReplacedError(Exception):
+class ReplacedError(Exception):
     """Another session continues for the client, so this runner reads no further message."""
 
 
@@ -58,6 +58,7 @@ class SessionRunner(ABC, Generic[S]):
         self.session: S = session
         self.recording: Recording | None = None
         self.worker = ""  # name of the worker of the last grant
+        self.generation = 0  # rises with each socket of the session
         self._client = client
         self._limits = limits
         self._fabric = fabric
@@ -83,11 +84,11 @@ class SessionRunner(ABC, Generic[S]):
                 self._apply(self.session.connected(now), now)  # also sets the timer
                 await self._over
                 stopping = tasks.create_task(self._stop_exchange(exchanging))
-                if self.session.closed is None:
+                if self._leaves_client:
                     await asyncio.wait({serving, exchanging, stopping})
-                if self.session.closed:
+                elif self.session.closed:
                     self._spans.begin(EDGE_CLOSE)
-                    await self._client.close(self.session.closed, self.session.close_code)
+                    await self._close(self.session.closed)
                     serving.cancel()
         finally:
             if self._timer:
@@ -96,10 +97,19 @@ class SessionRunner(ABC, Generic[S]):
                 self.session.end(Close(CloseReason.FAILED, "internal error"), self._clock.now())
                 self._execute_effects()
 
+    @property
+    def _leaves_client(self) -> bool:
+        """Whether the client stays connected when the session is over."""
+        return self.session.closed is None
+
     async def _serve(self) -> None:
         """Pass the client's messages to the session until it is over."""
-        with contextlib.suppress(_ReplacedError):
+        with contextlib.suppress(ReplacedError):
             await self._client.serve(self)
+
+    async def _close(self, close: Close) -> None:
+        """Close the client's connection."""
+        await self._client.close(close, self.session.close_code)
 
     async def receive(self, message: bytes, waited_s: float = 0.0) -> None:
         """Handle one message of the client. A long message is decoded in a thread."""
@@ -107,7 +117,10 @@ class SessionRunner(ABC, Generic[S]):
             return
         read = now = self._clock.now()
         if is_long := len(message) >= _LONG_MESSAGE_BYTES:
+            generation = self.generation
             decoded = await asyncio.to_thread(self.session.decode, message)
+            if generation != self.generation:
+                return  # meanwhile the session has another socket, whose client sends this again
         else:
             decoded = self.session.decode(message)
         if is_long or self._spans.are_exported:
@@ -116,13 +129,13 @@ class SessionRunner(ABC, Generic[S]):
         received_ns, received_s = read.wall_ns - int(waited_s * 1e9), read.monotonic_s - waited_s
         receipt = Receipt(received_ns, read.wall_ns, now.wall_ns, received_s)
         events = self.session.receive(decoded, now, receipt)
-        if self.recording and is_recorded:
+        if self.recording and is_recorded and not (self.session.closed and self._leaves_client):
             sound = self.session.dialect.input_sound
             self.recording.up(message, self.session.take_recorded_audio(), now, sound)
         self._apply(events, now)
         self._wake.set()
-        if self.session.successor:
-            raise _ReplacedError
+        if self.session.successor or (self.session.closed and self._leaves_client):
+            raise ReplacedError
 
     def end(self, close: Close) -> None:
         """End the session for a reason that the session itself does not know."""
@@ -186,7 +199,7 @@ class SessionRunner(ABC, Generic[S]):
             try:
                 self._client.send(events, on_written)
             except OutboxFullError:
-                self.session.end(Close(CloseReason.TOO_SLOW, "events are not read"), now)
+                self._too_slow(Close(CloseReason.TOO_SLOW, "events are not read"), now)
             else:
                 if self.recording:
                     self.recording.down(events, now, self.session.dialect.output_sound)
@@ -197,6 +210,10 @@ class SessionRunner(ABC, Generic[S]):
         elif (deadline := self.session.time_limits.next_deadline) < self._timer_s:
             self._set_timer(deadline)
         self._execute_effects()
+
+    def _too_slow(self, close: Close, now: Moment) -> None:
+        """End the session of a client that does not read its events."""
+        self.session.end(close, now)
 
     def _execute_effects(self) -> None:
         while self.session.effects:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from duplane.edge.client_errors import ClientError, UnreadableError
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
-from duplane.edge.dialects.actions import Action, Leave
+from duplane.edge.dialects.actions import Action, Leave, Return
 from duplane.edge.dialects.dialect import Dialect
 from duplane.edge.payload.fields import Fields, parse
 from duplane.edge.session.effects import Effect
@@ -49,13 +49,15 @@ class Decoded(Generic[D]):
     """One client message after decoding: its actions, or the error that refuses it.
 
     `dialect` is the dialect that decoded the message. There are two actions if the message implies
-    another message before it. `is_decided` is false while a later message can still change the
+    another message before it. If it asks for another session, `returned` says for which.
+    `is_decided` is false while a later message can still change the
     dialect.
     """
 
     dialect: D
     actions: tuple[Action, ...] = ()
     error: ClientError | UnreadableError | None = None
+    returned: Return | None = None
     is_decided: bool = True
 
 
@@ -99,11 +101,15 @@ class Session(ABC, Generic[D]):
         """
         try:
             event = parse(message, self._limits)
-            if not self._is_decided:
-                return self._decode_first(event)
-            return Decoded(self.dialect, (self.dialect.decode(event),))
+            return self._decode_event(event)
         except (ClientError, UnreadableError) as error:
             return Decoded(self.dialect, error=error, is_decided=self._is_decided)
+
+    def _decode_event(self, event: Fields) -> Decoded[D]:
+        """Decode an event. Raises ClientError."""
+        if not self._is_decided:
+            return self._decode_first(event)
+        return Decoded(self.dialect, (self.dialect.decode(event),))
 
     def _decode_first(self, event: Fields) -> Decoded[D]:
         """Decode an event that may decide the dialect. Raises ClientError."""
@@ -126,6 +132,8 @@ class Session(ABC, Generic[D]):
             return self.end(Close(CloseReason.UNREADABLE, str(decoded.error)), now)
         if decoded.error is not None:
             return self._refuse(decoded.error, now)
+        if decoded.returned is not None:
+            return self._return(decoded.returned, now)
         events: list[bytes] = []
         try:
             for action in decoded.actions:
@@ -133,6 +141,10 @@ class Session(ABC, Generic[D]):
         except ClientError as error:
             return self._refuse(error, now)
         return events
+
+    def _return(self, returned: Return, now: Moment) -> list[bytes]:
+        """Leave the client to another session."""
+        raise AssertionError(f"no client of this session returns at {now}: {returned}")
 
     def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
         """Answer an invalid event with an `error`; the session continues."""

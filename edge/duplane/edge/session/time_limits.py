@@ -22,6 +22,10 @@ class TimeLimit(Enum):
     GRACE = auto()  # from the first append, or from later settings, until they are complete
     CONVERSATION = auto()  # until the worker opens a conversation or sends the next delta
     AUDIO = auto()  # since the last audio, or since the last turn
+    HOLD = auto()  # while a session without a socket keeps its slot
+    RETURN = auto()  # until the client of a session without a socket is back
+    REFUSAL = auto()  # while a client without a slot may still return to its session
+    DRAIN = auto()  # while a client that waits may go to another edge
     CLAIM = auto()  # while a granted slot is kept for a turn
     WHOLE_SESSION = auto()  # from `queue_done`
 
@@ -33,6 +37,8 @@ EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
     TimeLimit.SETTINGS: Close(CloseReason.TIMEOUT, "no session settings in time"),
     TimeLimit.AUDIO: Close(CloseReason.TIMEOUT, "no audio for too long"),
+    TimeLimit.RETURN: Close(CloseReason.GONE),
+    TimeLimit.DRAIN: Close(CloseReason.SHUTDOWN),
     TimeLimit.WHOLE_SESSION: SESSION_OVER,
 }
 

@@ -37,3 +37,21 @@ class Client(Protocol):
     async def close(self, close: Close, code: int) -> None:
         """Send the queued events and close the connection."""
         ...
+
+
+class _NoClient:
+    """Stands for the connection of a session that has none: its events are dropped."""
+
+    async def serve(self, receiver: Receiver) -> None:
+        del receiver
+
+    def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
+        del events
+        if on_written:
+            on_written()
+
+    async def close(self, close: Close, code: int) -> None:
+        del close, code
+
+
+NO_CLIENT: Client = _NoClient()

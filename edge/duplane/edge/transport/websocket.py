@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -133,7 +134,8 @@ class WebSocket:
                 receiver.end(Close(CloseReason.UNREADABLE, "binary frames are not used"))
             case WSMsgType.CLOSE:
                 await self._response.finish(echoed_code(content), "")
-                receiver.end(self._lost())
+                is_wanted = content == WSCloseCode.OK
+                receiver.end(replace(self._lost(), is_wanted=is_wanted))
                 return False
             case _:
                 receiver.end(self._lost(content))

@@ -42,7 +42,7 @@ ELSEWHERE = {
     *("units_per_s", "read_share", "client_s", "close_s", "outbox_bytes"),
     *("connection_count", "client_connection_count", "session_count", "client_session_count"),
     "client_requests_per_s",
-    "drain_s",
+    *("drain_s", "hold_s", "resume_s", "go_away_s"),
     "openai_queue_s",  # of dialect L: `tests/unit/edge/dialects/test_l.py`
     # Bounds of journals and moves, tested in `test_journal.py` and `test_moving*.py`.
     *("journal_bytes", "journal_total_bytes", "failover_s", "overdue_s", "rebuild_count"),

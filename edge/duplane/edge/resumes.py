@@ -1,0 +1,169 @@
+"""Finds the session to which a client returns, or says why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+from duplane.edge.access import Caller
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.clock import Clock
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.actions import Return
+from duplane.edge.metrics import EdgeMetrics
+from duplane.edge.session.attachment import Attachment
+from duplane.edge.session.chat_runner import ChatRunner
+from duplane.edge.session.detachment import digest_of
+from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.returnable_session import NAMING_S
+from duplane.edge.transport.client import Client
+from duplane.fabric.monitoring.logs import logged_ids
+
+_log = logging.getLogger(__name__)
+_MAX_ENDED = 1024  # tokens of sessions that have ended; the newest are kept
+# The code of a refusal -> the outcome in the metrics.
+_OUTCOMES: Mapping[ErrorCode, str] = {
+    ErrorCode.RESUME_REFUSED: "refused",
+    ErrorCode.RESUME_EXPIRED: "expired",
+    ErrorCode.RESUME_LOST: "lost",
+    ErrorCode.RESUME_STALE: "stale",
+    ErrorCode.RESUME_BUSY: "busy",
+}
+
+
+class Resumes:
+    """The sessions of this edge to which clients may return.
+
+    `runners` are the running sessions, which the registry adds and removes.
+    """
+
+    def __init__(
+        self,
+        runners: dict[DuplexRunner | ChatRunner, Caller],
+        metrics: EdgeMetrics,
+        clock: Clock,
+    ) -> None:
+        self._runners = runners
+        self._metrics = metrics
+        self._clock = clock
+        self._ended: OrderedDict[str, bytes] = OrderedDict()  # session id -> digest of the token
+        metrics.observe_detached(self._states)
+
+    def _resumable(self) -> Iterator[DuplexRunner]:
+        for runner in self._runners:
+            if isinstance(runner, DuplexRunner) and runner.session.detachment:
+                yield runner
+
+    def _states(self) -> Iterator[str]:
+        for runner in self._resumable():
+            if runner.session.is_detached and (detachment := runner.session.detachment):
+                yield detachment.presence.value
+
+    def may_have(self, caller: Caller) -> bool:
+        """Return whether a session of this caller's tenant is here."""
+        return any(self._runners[runner].tenant == caller.tenant for runner in self._resumable())
+
+    def ended(self, session: DuplexSession) -> None:
+        """Remember the token of a session that has ended, to tell its client so."""
+        if not session.detachment:
+            return
+        self._ended[session.identity.session_id] = session.detachment.digest
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    async def run(self, client: Client, asking: DuplexSession, caller: Caller) -> None:
+        """Serve the client of `asking`, which returns to another session, until it is gone."""
+        returned = asking.returned
+        if returned is None:
+            raise AssertionError("the client does not return")
+        found = self._attach(client, asking, returned, caller)
+        if isinstance(found, Attachment):
+            with logged_ids(returned.session_id, None):
+                await _serve(found)
+            return
+        code, message = found
+        self._metrics.resume_refused(_OUTCOMES[code])
+        _log.info("session %s is not resumed: %s", asking.identity.session_id, code)
+        client.send([asking.dialect.error(code, message, self._clock.now())])
+        is_busy = code is ErrorCode.RESUME_BUSY
+        reason = CloseReason.RESUME_BUSY if is_busy else CloseReason.RESUME_REFUSED
+        close = Close(reason, code.value)
+        await client.close(close, asking.dialect.close_code(close))
+
+    def _attach(
+        self, client: Client, asking: DuplexSession, returned: Return, caller: Caller
+    ) -> Attachment | tuple[ErrorCode, str]:
+        """Give the client its session, or return why not. Nothing can interrupt this."""
+        runner = next(
+            (
+                runner
+                for runner in self._resumable()
+                if runner.session.identity.session_id == returned.session_id
+            ),
+            None,
+        )
+        if runner is None:
+            return self._unknown(returned)
+        if refusal := runner.session.refuses(returned, self._clock.now()):
+            return refusal
+        is_same = runner.session.dialect.return_event == asking.dialect.return_event
+        if self._runners[runner].tenant != caller.tenant or not is_same:
+            return ErrorCode.RESUME_REFUSED, "token: the session belongs to another client or URL"
+        self._runners[runner] = caller
+        return runner.resume(client, returned)
+
+    def _unknown(self, returned: Return) -> tuple[ErrorCode, str]:
+        digest = self._ended.get(returned.session_id)
+        if digest is None:
+            return ErrorCode.RESUME_LOST, "token: the session is lost"
+        if hmac.compare_digest(digest, digest_of(returned.secret)):
+            return ErrorCode.RESUME_EXPIRED, "token: the session has ended"
+        return ErrorCode.RESUME_REFUSED, "token: it belongs to no session"
+
+
+async def _serve(attachment: Attachment) -> None:
+    """Read the socket until it is closed, by its client or by its session."""
+    serving = asyncio.create_task(attachment.serve())
+    try:
+        await asyncio.wait({serving})
+        if serving.cancelled() or serving.exception() is None:
+            await attachment.is_closed.wait()
+    finally:
+        serving.cancel()
+    if not serving.cancelled() and (error := serving.exception()):
+        attachment.end(Close(CloseReason.FAILED, "internal error"))
+        raise error
+
+
+class _ReadError(Exception):
+    """The first message is read; no other may be."""
+
+
+class _FirstMessage:
+    """Reads only the first message of a client."""
+
+    def __init__(self) -> None:
+        self.message = b"{}"
+
+    async def receive(self, message: bytes, waited_s: float = 0.0) -> None:
+        """Keep the message, and read no other."""
+        del waited_s
+        self.message = message
+        raise _ReadError
+
+    def end(self, close: Close) -> None:
+        """Ignore the end: nothing has begun."""
+        del close
+
+
+async def first_message(client: Client) -> bytes:
+    """Return the first message of a client; an empty object if none comes within NAMING_S."""
+    first = _FirstMessage()
+    with contextlib.suppress(TimeoutError, _ReadError):
+        await asyncio.wait_for(client.serve(first), NAMING_S)
+    return first.message

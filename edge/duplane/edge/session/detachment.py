@@ -1,0 +1,196 @@
+"""A session that its client can take up again after its socket is lost. Pure.
+
+The session is *attached* while it has a socket. Without one it is *detached*: first it is held (it
+keeps its slot), later it is parked (it has given the slot back). A client that returns names the
+last event that it has, and gets the events after it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from duplane.edge.clock import Moment
+
+KEPT_S = 30.0
+"""The events of units of so many seconds are kept for a client that returns."""
+KEPT_BYTES = 4 * 1024 * 1024
+_RESUMES = 10  # of one session within _RESUMES_WITHIN_S; further ones are refused
+_RESUMES_WITHIN_S = 60.0
+_SECRET_BYTES = 32
+_ID_BYTES = 6  # of the id of a turn
+
+
+class Presence(StrEnum):
+    """Whether a session has a socket and a slot."""
+
+    ATTACHED = "attached"  # it has a socket
+    HELD = "held"  # it has no socket, and keeps its slot
+    PARKED = "parked"  # it has no socket, and has given its slot back
+    ENDED = "ended"
+
+
+class Cursor(NamedTuple):
+    """The place of an event: the number of its unit, and its number among the events of the unit.
+
+    An event that belongs to no unit counts as one of the unit before it.
+    """
+
+    unit: int
+    part: int
+
+
+NO_EVENT = Cursor(-1, -1)
+"""The cursor of a client that has no event of a unit."""
+
+
+class Resumed(NamedTuple):
+    """What a client that is back has missed.
+
+    `unit` is the last unit with events. `gap_s` is the time in which the session had no socket.
+    """
+
+    unit: int
+    gap_s: float
+    events: Sequence[bytes]
+    unit_count: int
+
+
+class _Kept(NamedTuple):
+    cursor: Cursor
+    event: bytes
+
+
+def digest_of(secret: str) -> bytes:
+    """Return what is kept of the secret part of a token."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+class Detachment:
+    """The token of a session, the numbers of its events, and the newest events.
+
+    The events of the last `kept_unit_count` units are kept, at most KEPT_BYTES of them; then the
+    oldest are dropped, except those of the newest unit. `generation` rises with each socket.
+    """
+
+    def __init__(self, kept_unit_count: int) -> None:
+        self.presence = Presence.ATTACHED
+        self.generation = 0
+        self.cursor = NO_EVENT  # of the newest event
+        self.kept_bytes = 0
+        self.digest = b""
+        self.turn_key = secrets.token_bytes(_SECRET_BYTES)
+        self._kept_unit_count = kept_unit_count
+        self._kept: deque[_Kept] = deque()
+        self._lost_s: float | None = None
+        self._resumes_s: deque[float] = deque(maxlen=_RESUMES)
+
+    def new_secret(self) -> str:
+        """Draw the secret of the token. Only its digest is kept."""
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        self.digest = digest_of(secret)
+        return secret
+
+    def is_proved_by(self, secret: str) -> bool:
+        """Return whether this is the secret of the session."""
+        return self.presence is not Presence.ENDED and hmac.compare_digest(
+            self.digest, digest_of(secret)
+        )
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the session goes on without a socket."""
+        return self.presence in (Presence.HELD, Presence.PARKED)
+
+    def turn_id(self, unit: int) -> str:
+        """Return the hexadecimal digits that name a turn that begins with this unit.
+
+        An edge that renders the unit again finds the same.
+        """
+        name = unit.to_bytes(8, "big")
+        return hmac.digest(self.turn_key, name, "sha256")[:_ID_BYTES].hex()
+
+    # --- events ---
+
+    def number(self, events: Sequence[bytes], unit: int, next_sample: int) -> list[bytes]:
+        """Return events about a unit with their numbers, and keep them.
+
+        `next_sample` is the first sample of the client's input that no unit so far has.
+        """
+        if unit > self.cursor.unit:
+            self.cursor = Cursor(unit, -1)
+        numbered: list[bytes] = []
+        for event in events:
+            self.cursor = Cursor(self.cursor.unit, self.cursor.part + 1)
+            fields = b',"unit":%d,"part":%d,"next_sample":%d}' % (*self.cursor, next_sample)
+            # Each event is an object with fields, so only its last byte is replaced.
+            numbered.append(b"".join((memoryview(event)[:-1], fields)))
+            self._keep(numbered[-1])
+        return numbered
+
+    def _keep(self, event: bytes) -> None:
+        self._kept.append(_Kept(self.cursor, event))
+        self.kept_bytes += len(event)
+        oldest_unit = self.cursor.unit - self._kept_unit_count + 1
+        while (first := self._kept[0].cursor.unit) < self.cursor.unit and (
+            first < oldest_unit or self.kept_bytes > KEPT_BYTES
+        ):
+            self.kept_bytes -= len(self._kept.popleft().event)
+
+    def _after(self, cursor: Cursor) -> list[_Kept]:
+        return [kept for kept in self._kept if kept.cursor > cursor]
+
+    # --- the socket ---
+
+    def lose(self, now: Moment) -> None:
+        """Record that the socket is lost."""
+        if self.presence is not Presence.ATTACHED:
+            raise AssertionError(f"a session that is {self.presence} loses no socket")
+        self.presence = Presence.HELD
+        self._lost_s = now.monotonic_s
+
+    def park(self) -> None:
+        """Record that the slot is given back."""
+        if self.presence is not Presence.HELD:
+            raise AssertionError(f"a session that is {self.presence} is not parked")
+        self.presence = Presence.PARKED
+
+    def may_resume(self, now: Moment) -> bool:
+        """Return whether the client has not returned too often lately."""
+        resumes_s = self._resumes_s
+        is_recent = bool(resumes_s) and now.monotonic_s - resumes_s[0] < _RESUMES_WITHIN_S
+        return not (is_recent and len(resumes_s) == _RESUMES)
+
+    def is_ahead(self, cursor: Cursor) -> bool:
+        """Return whether a client has an event that this session has not rendered."""
+        return cursor > self.cursor
+
+    def resume(self, cursor: Cursor, heard_s: float, now: Moment) -> Resumed:
+        """Record that the client has a new socket, and return what it has missed.
+
+        If its old socket looks alive, it was silent since `heard_s`. Call this only if
+        `may_resume`, and not if the client `is_ahead`.
+        """
+        lost_s = heard_s if self._lost_s is None else self._lost_s
+        self.presence = Presence.ATTACHED
+        self.generation += 1
+        self._lost_s = None
+        self._resumes_s.append(now.monotonic_s)
+        missed = self._after(cursor)
+        return Resumed(
+            self.cursor.unit,
+            max(now.monotonic_s - lost_s, 0.0),
+            [b"".join((memoryview(kept.event)[:-1], b',"replayed":true}')) for kept in missed],
+            len({kept.cursor.unit for kept in missed}),
+        )
+
+    def end(self) -> None:
+        """Forget the token and the events."""
+        self.presence = Presence.ENDED
+        self._kept.clear()
+        self.kept_bytes = 0

@@ -1,0 +1,213 @@
+"""A duplex session whose client may return on another socket: what is lost, held and told. Pure.
+
+`Detachment` has the token and the events of the session; `Moves` has its slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import orjson
+
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.actions import Append, Return
+from duplane.edge.dialects.dialect import Phase
+from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.resumption import read_return, reads_return
+from duplane.edge.payload.fields import Fields
+from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
+from duplane.edge.session.detachment import KEPT_S, Cursor, Detachment, Presence
+from duplane.edge.session.effects import RecordAnswered, RecordResumed
+from duplane.edge.session.move_table import MoveCause, MovePhase
+from duplane.edge.session.moves import Moves
+from duplane.edge.session.session import Decoded, Session
+from duplane.edge.session.time_limits import TimeLimit
+from duplane.edge.settings import Limits
+from duplane.fabric.audio import SAMPLE_BYTES
+
+GONE = Close(CloseReason.GONE)
+_RETURNED = Close(CloseReason.RETURNED)
+# A client that has no slot, and whose sessions may be here, has so much time to name its session
+# before it is refused.
+NAMING_S = 1.0
+# A client that waits has so many seconds more than it was asked for to go to another edge.
+_LEAVING_S = 5.0
+
+
+class ReturnableSession(Session[DuplexDialect]):
+    """The part of a duplex session that concerns its sockets."""
+
+    def __init__(
+        self,
+        dialect: DuplexDialect,
+        limits: Limits,
+        now: Moment,
+        continuity: Continuity = NO_CONTINUITY,
+        *,
+        is_decided: bool = True,
+    ) -> None:
+        super().__init__(dialect, limits, now, is_decided=is_decided)
+        self.moves = Moves(limits.frame_count, self.effects, continuity)
+        self.detachment: Detachment | None = None  # of a resumable session that has begun
+        self.is_resumable = False
+        self.returned: Return | None = None  # the client has returned to another session
+        self.may_be_return = False  # the client may have another session here
+        self._refusal: Close | None = None  # why the client gets no slot
+        self._received_sample_count = 0
+        self._lost_sample_count = 0  # samples that the client no longer has
+        self._last_audio_s = -math.inf  # monotonic
+        self._returned_s: float | None = None  # since when a client that is back waits
+
+    # --- the client ---
+
+    def _decode_event(self, event: Fields) -> Decoded[DuplexDialect]:
+        """Decode an event; the first one may ask for another session."""
+        dialect = self.dialect
+        if dialect.phase is Phase.START and reads_return(event, dialect.return_event, self._limits):
+            return Decoded(dialect, returned=read_return(event), is_decided=self._is_decided)
+        return super()._decode_event(event)
+
+    def _return(self, returned: Return, now: Moment) -> list[bytes]:
+        """Leave the client to the session that it names; `Resumes` finds that."""
+        self.returned = returned
+        return self.end(_RETURNED, now)
+
+    def _count_audio(self, append: Append, now: Moment) -> None:
+        self._last_audio_s = now.monotonic_s
+        self._received_sample_count += len(append.audio) // SAMPLE_BYTES
+
+    def _slot_refused(self, close: Close, now: Moment) -> list[bytes]:
+        is_first = self.dialect.phase is Phase.START and self._refusal is None
+        if is_first and self.may_be_return and self.dialect.return_event:
+            self._refusal = close
+            self.time_limits.stop(TimeLimit.SCHEDULER, TimeLimit.SLOT)
+            self.time_limits.start(TimeLimit.REFUSAL, NAMING_S, now)
+            return []
+        return super()._slot_refused(close, now)
+
+    # --- events ---
+
+    def _begin_detachment(self, events: list[bytes]) -> list[bytes]:
+        """Add the token to the last of `events`, which tell that the conversation is ready."""
+        kept_unit_count = self.moves.queue.model.unit_count(KEPT_S)
+        self.detachment = detachment = Detachment(kept_unit_count)
+        self.dialect.turn_names = detachment.turn_id
+        token = f"{self.identity.session_id}.{detachment.new_secret()}"
+        resume = {"token": token, "within_s": self._limits.resume_s}
+        ready = b"".join((events[-1][:-1], b',"resume":', orjson.dumps(resume), b"}"))
+        return [*events[:-1], ready]
+
+    def _number(
+        self, detachment: Detachment, events: list[bytes], unit: int, now: Moment
+    ) -> list[bytes]:
+        """Number and keep the events about a unit."""
+        next_sample = self._lost_sample_count + self.moves.queue.taken_sample_count
+        numbered = detachment.number(events, unit, next_sample)
+        if self._returned_s is not None and events and not detachment.is_detached:
+            self.effects.append(RecordAnswered(now.monotonic_s - self._returned_s))
+            self._returned_s = None
+        return numbered
+
+    # --- sockets ---
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the session has no socket, and goes on."""
+        return self.detachment is not None and self.detachment.is_detached
+
+    def detach(self, now: Moment) -> bool:
+        """Record that the socket is lost. Return False if the session ends with it."""
+        detachment = self.detachment
+        if self.closed or detachment is None or detachment.presence is not Presence.ATTACHED:
+            return False
+        detachment.lose(now)
+        self.time_limits.start(TimeLimit.RETURN, self._limits.resume_s, now)
+        self.time_limits.start(TimeLimit.HOLD, self._limits.hold_s, now)
+        return True
+
+    def refuses(self, returned: Return, now: Moment) -> tuple[ErrorCode, str] | None:
+        """Return why a client cannot have this session; None if it can. This changes nothing."""
+        detachment = self.detachment
+        if self.closed or detachment is None or not detachment.is_proved_by(returned.secret):
+            return ErrorCode.RESUME_REFUSED, "token: it belongs to no session"
+        if not detachment.may_resume(now):
+            return ErrorCode.RESUME_REFUSED, "the session was resumed too often"
+        if detachment.is_ahead(Cursor(returned.unit, returned.part)):
+            return ErrorCode.RESUME_STALE, "unit: the session has no such event"
+        return None
+
+    def resume(self, returned: Return, now: Moment) -> list[bytes]:
+        """Give the session another socket, unless it `refuses`. Return the events for it."""
+        detachment = self.detachment
+        if detachment is None:
+            raise AssertionError("a session without a token was resumed")
+        was_parked = detachment.presence is Presence.PARKED
+        cursor = Cursor(returned.unit, returned.part)
+        heard_s = max(self._last_audio_s, now.monotonic_s - self._limits.ping_s)
+        missed = detachment.resume(cursor, heard_s, now)
+        self.time_limits.stop(TimeLimit.RETURN, TimeLimit.HOLD)
+        self._returned_s = now.monotonic_s
+        next_sample = self._lost_sample_count + self._received_sample_count
+        if returned.from_sample is not None and returned.from_sample > next_sample:
+            self._lost_sample_count += returned.from_sample - next_sample
+            next_sample = returned.from_sample
+        outcome = "rebuilt" if was_parked else "same_edge"
+        self.effects.append(RecordResumed(outcome, missed.gap_s, missed.unit_count))
+        if was_parked:
+            self.moves.unpark(now)
+            self.time_limits.start(TimeLimit.CONVERSATION, self._limits.resume_s, now)
+        elif self.moves.present.is_draining and self.moves.phase is MovePhase.SETTLED:
+            self.moves.drains()
+        fields: Mapping[str, object] = {
+            "unit": missed.unit,
+            "next_sample": next_sample,
+            "gap_s": round(missed.gap_s, 3),
+            "within_s": self._limits.resume_s,
+        }
+        return [self.dialect.notice("resumed", fields, now), *missed.events]
+
+    def replaced(self, now: Moment) -> list[bytes]:
+        """Render what the former socket is told when another one has the session."""
+        return [self.dialect.notice("replaced", {}, now)]
+
+    def go_away(self, after_s: float, now: Moment) -> list[bytes]:
+        """Ask the client to go to another edge in `after_s` seconds: this one shuts down."""
+        if self.is_detached:
+            return self.end(GONE, now)
+        within_s = self._limits.drain_s
+        if not self.is_running:
+            within_s = after_s + _LEAVING_S
+            self.time_limits.start(TimeLimit.DRAIN, within_s, now)
+        fields = {"within_s": within_s, "after_s": round(after_s, 3)}
+        return [self.dialect.notice("go_away", fields, now)]
+
+    def _park(self, now: Moment, cause: MoveCause | None = None) -> list[bytes] | None:
+        """Give the slot back until the client returns; return None if that is not possible."""
+        detachment = self.detachment
+        if detachment is None or not self.moves.can_park:
+            return None
+        if detachment.presence is Presence.HELD:
+            self.time_limits.stop(TimeLimit.HOLD, TimeLimit.CONVERSATION)
+            detachment.park()
+            self.moves.park(now, cause)
+        return []
+
+    def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit is TimeLimit.HOLD:
+            self.time_limits.stop(TimeLimit.HOLD)
+            parked = self._park(now)
+            return self.end(GONE, now) if parked is None else parked
+        if limit is TimeLimit.REFUSAL and self._refusal:
+            return self.end(self._refusal, now)
+        return super()._expire(limit, now)
+
+    def end(self, close: Close, now: Moment) -> list[bytes]:
+        """End the session. Only the first call has an effect."""
+        if not self.closed:
+            self.moves.close(now)
+            if self.detachment:
+                self.detachment.end()
+        return super().end(close, now)
