@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from cyclopts import App, Parameter
@@ -33,6 +34,42 @@ from training.pipeline import (
 from training.sources.catalogue import SOURCES
 from training.sources.fetching import FetchError, default_cache, fetch_source, folder_of
 
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What training uses beside espeak-ng and flite."""
+
+    phrases: ExistingDirectory | None = None
+    """Folder of phrases that `speak` made."""
+    recordings: ExistingDirectory | None = None
+    """Folder of digits that people speak, with names DIGIT_SPEAKER_NUMBER.wav. Every third speaker
+    only judges. Give the credit that their licence asks for."""
+    cache: Path | None = None
+    """Folder with the packages that `fetch` fetched: recordings of rooms are noises."""
+    splices: NonNegativeInt = 12_000
+    """Questions that are joined from words of phrases and recordings."""
+    start: ExistingDirectory | None = None
+    """Checkpoint directory of a default model: the listener begins with its weights."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of a `TrainingPlan`."""
+        return {
+            "phrases_folder": _text_of(self.phrases),
+            "recordings": _text_of(self.recordings),
+            "rooms": _text_of(self.cache),
+            "start": _text_of(self.start),
+            "splices": self.splices if self.phrases or self.recordings else 0,
+        }
+
+
+SYNTHESISED = Sources()
+
+
+def _text_of(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
 app = App(name="training", help="Train the default model, and measure it.")
 
 
@@ -45,11 +82,13 @@ def train(
     seed: int = 1,
     processes: PositiveInt = 2,
     steps: PositiveInt = 3600,
-    utterances: PositiveInt = 36_000,
+    utterances: PositiveInt = 24_000,
+    sources: Sources = SYNTHESISED,
 ) -> None:
     """Train the default model from random weights, on speech from espeak-ng and flite.
 
     Both must be installed. Prints progress on stderr. A run that was stopped can be continued.
+    Neural voices, people and rooms are used as far as their folders are named.
 
     Parameters
     ----------
@@ -64,9 +103,17 @@ def train(
     steps
         Training steps of the listener over whole sessions.
     utterances
-        Questions in the corpus.
+        Questions of espeak-ng and flite in the corpus.
+    sources
+        Other sounds, and the weights to begin with.
     """
-    plan = TrainingPlan(seed=seed, processes=processes, steps=steps, utterances=utterances)
+    plan = TrainingPlan(
+        seed=seed,
+        processes=processes,
+        steps=steps,
+        utterances=utterances,
+        **sources.settings(),
+    )
     with _errors():
         train_checkpoint(directory, workspace, plan)
     sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")

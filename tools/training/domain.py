@@ -74,6 +74,23 @@ HELD_OUT_WORDS = tuple(_HELD_OUT_WORDS.split())
 OPENINGS = ("what is", "what colour is", "say", "can you", "how", "tell me")
 """Beginnings of questions of the domain, with which sentences outside the domain may begin."""
 
+NEAR_SHARE = 0.07
+"""Share of training's questions that resemble those of the domain and have no answer in it."""
+_OTHER_NUMBERS = (
+    *("nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
+    *("hundred", "a hundred", "a thousand", "a million"),
+)
+_OTHER_OPERATIONS = ("minus", "times", "divided by")
+_OTHER_THINGS = (
+    *("weather", "train", "paper", "window", "garden", "river", "mountain", "table", "chair"),
+    *("bread", "water", "coffee", "door", "dog", "cat", "bird", "horse", "apple", "orange"),
+    *("pepper", "sugar", "house", "car", "bus", "ship"),
+)
+_HELD_OUT_THINGS = (
+    *("forest", "bridge", "candle", "pencil", "mirror", "basket", "blanket", "ladder", "hammer"),
+    *("needle", "ribbon", "saddle", "tunnel", "lemon", "ticket", "airport", "hotel", "office"),
+)
+
 HELD_OUT_PAIRS = ((1, 6), (2, 5), (2, 9), (3, 7), (4, 8), (5, 9), (6, 6))
 """Sums of these numbers, in both orders, are for the evaluation only."""
 HELD_OUT_REMAINDER, REMAINDERS = 3, 7
@@ -161,6 +178,34 @@ def is_held_out(exchange: Exchange) -> bool | None:
     return None
 
 
+def draw_near(chance: Random, *, held_out: bool = False) -> Exchange:
+    """Draw a question that the model refuses, though it resembles questions of the domain.
+
+    With `held_out`, the things whose colour is asked do not occur in training. Numbers are the same
+    in both.
+    """
+    things, words = _OTHER_THINGS, TRAINED_WORDS
+    if held_out:
+        things, words = _HELD_OUT_THINGS, HELD_OUT_WORDS
+    kind = chance.randrange(5)
+    if kind == 0:  # a sum with a number above nine
+        numbers = [chance.choice(NUMBERS[10:] + _OTHER_NUMBERS), chance.choice(NUMBERS[1:])]
+        chance.shuffle(numbers)
+        question = f"{numbers[0]} plus {numbers[1]}"
+    elif kind == 1:
+        operation = chance.choice(_OTHER_OPERATIONS)
+        question = f"{chance.choice(NUMBERS[1:11])} {operation} {chance.choice(NUMBERS[1:11])}"
+    elif kind == 2:
+        question = f"count to {chance.choice(NUMBERS[LONGEST_COUNT + 1 :] + _OTHER_NUMBERS)}"
+    elif kind == 3:
+        question = f"what colour is the {chance.choice(things)}"
+    else:
+        question = f"{chance.choice(('say', 'repeat'))} {chance.choice(words)}"
+    if kind < 2 and chance.random() < 0.6:
+        question = f"what is {question}"
+    return Exchange("near", question, UNKNOWN)
+
+
 def draw_exchange(
     chance: Random, unknown_words: Sequence[str], *, held_out: bool = False
 ) -> Exchange:
@@ -168,6 +213,8 @@ def draw_exchange(
 
     A sentence outside the domain has two to six of `unknown_words`.
     """
+    if not held_out and chance.random() < NEAR_SHARE:
+        return draw_near(chance)
     number = chance.random()
     for share, draw in KINDS.values():
         number -= share

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,17 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.answers import Spoken, speak_answer
-from training.corpus.recording import CorpusPlan, record_corpus
-from training.corpus.store import Corpus
+from training.corpus.mixture import MixturePlan, record_clips, record_mixture
+from training.corpus.store import NOISES, Corpus, write_noises
 from training.dimensions import CODES, default_config
 from training.domain import DIGITS, all_answers
 from training.export import write_checkpoint
+from training.listener.noises import record_noises
 from training.listener.processes import CORPUS, train_listener
 from training.listener.sight import SightPlan, SightTraining
 from training.listener.starting import listener_of, vocoder_of
 from training.listener.training import ListenerPlan
+from training.sources.room_files import read_room, rooms_of
 from training.torch_calls import load_tensors
 from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
 from training.vision.tower import TowerPlan
@@ -37,8 +39,19 @@ from training.voice.phrases import draw_phrases, held_out_answers
 from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from training.voice.vocoder import build_vocoder, train_vocoder
 
-PLAN, TABLE, VOCODER, TALKER = "plan.json", "table.pt", "vocoder.pt", "talker.pt"
+CLIPS, PLAN, TABLE, VOCODER, TALKER = "clips", "plan.json", "table.pt", "vocoder.pt", "talker.pt"
 SIGHT = "sight.pt"
+NOISE_COUNT = 24
+"""Number of recorded noises of each kind: rooms, and voices."""
+CONTINUED: dict[str, Any] = {
+    "head_steps": 60,
+    "rate": 1e-3,
+    "matrix_rate": 1.6e-3,
+    "word_share": 0.25,
+    "short_share": 0.15,
+    "decay_share": 0.6,
+}
+"""Settings of a listener that begins with the weights of a checkpoint."""
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
 """The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
 digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
@@ -46,11 +59,22 @@ digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The size of every stage. The corpus and the listener use `processes` processes."""
+    """The size of every stage. The corpus and the listener use `processes` processes.
+
+    `phrases_folder` has the phrases of the stage "speak", `recordings` has digits that people
+    speak, `rooms` has recordings of rooms; each may be absent. The listener begins with the weights
+    of the checkpoint `start`, or with random weights.
+    """
 
     seed: int = 1
     processes: int = 2
-    utterances: int = 36_000
+    phrases_folder: str | None = None
+    recordings: str | None = None
+    rooms: str | None = None
+    start: str | None = None
+    utterances: int = 24_000
+    copies: int = 5
+    splices: int = 12_000
     vocoder_steps: int = 600
     phrases: int = 8000
     talker_steps: int = 1000
@@ -76,8 +100,7 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     vocoder = _vocoder(workspace, answers, plan)
     talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
     vision = train_vision(workspace, plan)
-    stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
-    listener = train_listener(workspace, stages, plan.processes)
+    listener = train_listener(workspace, listener_plan(plan), plan.processes, path_of(plan.start))
     listener = _sight(workspace, answers, listener, vision, config, vocabulary, plan)
     tensors = {**listener, **talker, **vision.state_dict()}
     write_checkpoint(directory, tokenizer, config, tensors, vocoder)
@@ -108,12 +131,6 @@ def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
     workspace.mkdir(parents=True, exist_ok=True)
     tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
     return train_tower(workspace, default_config(build_tokenizer()), tower, print_progress)
-
-
-def _corpus(workspace: Path, plan: TrainingPlan) -> None:
-    if not (workspace / CORPUS).exists():
-        corpus = CorpusPlan(plan.utterances, plan.seed)
-        record_corpus(workspace / CORPUS, corpus, processes=plan.processes)
 
 
 def _speak_answers() -> dict[str, Spoken]:
@@ -154,6 +171,33 @@ def _note_plan(path: Path, plan: TrainingPlan) -> None:
         path.write_bytes(content)
     elif path.read_bytes() != content:
         raise RuntimeError(f"{path}: has other settings; use another workspace")
+
+
+def path_of(name: str | None) -> Path | None:
+    """Return the path with a name, if there is one."""
+    return None if name is None else Path(name)
+
+
+def listener_plan(plan: TrainingPlan) -> ListenerPlan:
+    """Return the plan of the listener. Weights of a checkpoint are trained at lower rates."""
+    stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
+    return stages if plan.start is None else replace(stages, **CONTINUED)
+
+
+def _corpus(workspace: Path, plan: TrainingPlan) -> None:
+    """Align the clips, make the corpus and the noises, unless the workspace has them."""
+    clips, corpus = workspace / CLIPS, workspace / CORPUS
+    if not clips.exists():
+        print_progress("aligning phrases and recordings")
+        record_clips(clips, path_of(plan.phrases_folder), path_of(plan.recordings))
+    if not corpus.exists():
+        mixture = MixturePlan(plan.seed, plan.utterances, plan.copies, plan.splices)
+        record_mixture(corpus, clips, mixture, processes=plan.processes)
+    if not (corpus / NOISES).exists():
+        print_progress("mixing rooms and voices")
+        found = {} if plan.rooms is None else rooms_of(Path(plan.rooms), "training")
+        rooms = [read_room(path) for path in found.values()]
+        write_noises(corpus, record_noises(rooms, Corpus(corpus), plan.seed, NOISE_COUNT))
 
 
 def print_progress(text: str) -> None:

@@ -20,8 +20,8 @@ from training.evaluation.rows import (
 )
 from training.evaluation.scores import Rate, Scores
 from training.evaluation.table import CHATS, as_text, as_values
+from training.listener.noises import NoiseBank
 from training.listener.sequences import COMMON_PROMPTS
-from training.listener.sessions import NoiseBank
 
 
 def words(text: str) -> list[str]:

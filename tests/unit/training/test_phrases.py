@@ -42,7 +42,7 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             assert folder.is_dir()
 
         def speak(self, text: str, voice: str, speed: float) -> FloatArray:
-            assert voice in neural.VOICES
+            assert {name for name, _ in neural.shares(voice)} <= set(neural.VOICES)
             assert 0.7 < speed < 1.3
             texts.append(text)
             return tone(neural.RATE)
@@ -62,6 +62,9 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_phrases_are_on_the_side_of_training() -> None:
     drawn = draw_phrases(PhrasePlan(neural=300, festival=300))
     assert not any(is_held_out(one.exchange) for one in drawn)
+    spoken = {name for one in drawn for name, _ in neural.shares(one.voice)}
+    assert spoken == {*neural.VOICES, *festival.VOICES}
+    assert not spoken & {*neural.HELD_OUT_VOICES, *festival.HELD_OUT_VOICES}
     assert not {one.voice for one in drawn} & {*neural.HELD_OUT_VOICES, *festival.HELD_OUT_VOICES}
     assert drawn == draw_phrases(PhrasePlan(neural=300, festival=300))
     assert drawn != draw_phrases(PhrasePlan(neural=300, festival=300, seed=2))
@@ -181,6 +184,8 @@ def test_kokoro_gets_the_ids_of_phonemes_and_the_style_of_their_number(
     assert given[0]["tokens"].tolist() == [[0, 5, 6, 7, 0]]
     assert given[0]["style"].tolist() == [[2.0]]
     assert given[0]["speed"] == pytest.approx(1.1)
+    kokoro.speak("tay", "jf_alpha*1.25 jf_alpha*-0.5", 1.1)
+    assert given[1]["style"].tolist() == [[1.5]]
     speech.phonemes = lambda *_: "?"
     with pytest.raises(SynthesisError, match="'mm' has no sound"):
         kokoro.speak("mm", "jf_alpha", 1.0)

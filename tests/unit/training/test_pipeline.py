@@ -15,7 +15,7 @@ def test_workspace_of_another_plan_is_refused(
     def stop(*_: object, **__: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("training.pipeline.record_corpus", stop)
+    monkeypatch.setattr("training.pipeline.record_clips", stop)
     for _ in range(2):  # the same plan may continue
         with pytest.raises(InterruptedError):
             train_checkpoint(tmp_path / "made", tmp_path, TrainingPlan(seed=5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from support.training import fake_answers, fake_corpus
 
 from training.domain import Exchange
+from training.listener.noises import NoiseBank
 from training.listener.sequences import (
     AUDIO,
     IGNORED,
@@ -17,13 +21,14 @@ from training.listener.sequences import (
     session_sequence,
 )
 from training.listener.sessions import (
+    HEARD_S,
     LAG_S,
     PAUSE_S,
-    NoiseBank,
     Session,
     SessionBuilder,
     SessionRules,
 )
+from training.listener.training import USUAL
 from training.vocabulary import Vocabulary, build_tokenizer
 
 
@@ -80,6 +85,62 @@ def test_interrupted_turn_ends_without_words(sessions: list[Session]) -> None:
         assert decision.speaks
         assert decision.ends_turn
         assert not decision.words
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> list[Session]:
+    """Return sessions in which users often say two things at once, or ask for silence."""
+    corpus = fake_corpus(tmp_path_factory.mktemp("busy"), count=300)
+    rules = replace(USUAL, breath=0.5, interrupted=0.9, told_to_stop=0.5, noisy=0.0)
+    builder = SessionBuilder(corpus, fake_answers(), NoiseBank(1, count=1), rules)
+    return [builder.draw((2, number)) for number in range(80)]
+
+
+def test_both_questions_of_one_breath_are_answered_after_the_second(busy: list[Session]) -> None:
+    pairs = 0
+    for session in busy:
+        for first, second in pairwise(session.asked):
+            heard_s = first.first_unit + 1 - LAG_S
+            if not first.answer or second.start_s >= first.end_s + PAUSE_S:
+                continue
+            if heard_s <= second.start_s + HEARD_S:  # the answer begins before
+                continue
+            pairs += 1
+            assert heard_s >= second.end_s + PAUSE_S - 1e-6
+            if second.answer:
+                assert second.first_unit > first.first_unit
+    assert pairs > 20
+
+
+def test_interruptions_often_ask_for_silence(busy: list[Session]) -> None:
+    following = [
+        second.answer
+        for session in busy
+        for first, second in pairwise(session.asked)
+        if first.interrupted_unit >= 0
+    ]
+    assert len(following) > 20
+    assert 0.3 < following.count("") / len(following) < 0.8
+
+
+def test_muted_microphones_occur_only_without_questions(tmp_path: Path) -> None:
+    corpus = fake_corpus(tmp_path)
+    rules = replace(USUAL, muted=1.0, noise_only=0.5, noisy=1.0)
+    other = SessionBuilder(corpus, fake_answers(), NoiseBank(1, count=1), rules)
+    drawn = [other.draw((3, number)) for number in range(20)]
+    silent = [not session.samples.all() for session in drawn]
+    alone = [not session.asked for session in drawn]
+    assert silent == alone
+    assert any(alone)
+    assert not all(alone)
+
+
+def test_recorded_noises_are_used_too() -> None:
+    recorded = [np.full(50, 3.0, np.float32)]
+    bank = NoiseBank(1, 1, recorded)
+    chance = np.random.default_rng(4)
+    drawn = [bank.draw(80, chance, is_alone=True) for _ in range(40)]
+    assert 10 < sum(bool((one == 3.0).all()) for one in drawn) < 40
 
 
 def test_sound_is_labelled_where_it_is(sessions: list[Session]) -> None:

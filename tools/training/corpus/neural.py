@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ RATE = 24_000
 VOICES = ("jf_alpha", "jf_gongitsune", "jf_tebukuro")
 HELD_OUT_VOICES = ("jf_nezumi", "jm_kumo")
 _ACCENT = "en-us"
+_PLAIN_SHARE = 0.3
 _PARTS = 4
 # espeak's phonemes that the model writes in another way; the order matters.
 _SYMBOLS = (
@@ -46,17 +48,30 @@ class Kokoro:
             self._styles = {name: voices[name].astype(np.float32) for name in voices.files}
 
     def speak(self, text: str, voice: str, speed: float) -> FloatArray:
-        """Return the speech of a text at 24 kHz."""
+        """Return the speech of a text at 24 kHz; `voice` is a name, or a mixture of voices."""
         ids = [self._ids[mark] for mark in phonemes(text) if mark in self._ids]
         if not ids:
             raise SynthesisError(f"{text!r} has no sound")
-        style = self._styles[voice]
+        style = np.sum([share * self._styles[name] for name, share in shares(voice)], axis=0)
         given = {
             "tokens": np.array([[0, *ids, 0]], np.int64),
             "style": style[min(len(ids), len(style)) - 1].reshape(1, -1),
             "speed": np.array([speed], np.float32),
         }
         return np.asarray(self._session.run(None, given)[0], np.float32).reshape(-1)
+
+
+def draw_voice(chance: Random) -> str:
+    """Draw a voice for training: mostly a mixture of two, which is a voice of its own."""
+    first, second = chance.sample(VOICES, 2)
+    share = round(chance.uniform(-0.25, 1.25), 2)
+    return first if chance.random() < _PLAIN_SHARE else f"{first}*{share:g} {second}*{1 - share:g}"
+
+
+def shares(voice: str) -> list[tuple[str, float]]:
+    """Return the voices of a mixture, and the share of each."""
+    parts = [part.partition("*") for part in voice.split()]
+    return [(name, float(share or 1.0)) for name, _, share in parts]
 
 
 def phonemes(text: str) -> str:

@@ -70,15 +70,14 @@ class Made:
 def draw_phrases(plan: PhrasePlan) -> list[Phrase]:
     """Draw the phrases: the same plan gives the same phrases. All are on the side of training."""
     drawn: list[Phrase] = []
-    for engine, voices, count in (
-        ("kokoro", neural.VOICES, plan.neural),
-        ("festival", festival.VOICES, plan.festival),
-    ):
+    for engine, count in (("kokoro", plan.neural), ("festival", plan.festival)):
         for number in range(count):
             chance = Random(f"{plan.seed} {engine} {number}")
             exchange = draw_exchange(chance, TRAINED_WORDS)
             speed = round(chance.uniform(0.75, 1.25), 3)
-            drawn.append(Phrase(engine, chance.choice(voices), speed, exchange))
+            is_neural = engine == "kokoro"
+            voice = neural.draw_voice(chance) if is_neural else chance.choice(festival.VOICES)
+            drawn.append(Phrase(engine, voice, speed, exchange))
     return drawn
 
 

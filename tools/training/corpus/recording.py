@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
 from training.corpus import flite
+from training.corpus.changing import Changes, draw_voice_change, send
 from training.corpus.espeak import Speech, espeak
 from training.corpus.rooms import colour, normalise, reverberate
 from training.corpus.store import Recorded, write_corpus
@@ -50,6 +51,8 @@ class CorpusPlan:
     coloured_share: float = 0.6
     reverberant_share: float = 0.35
     sight_share: float = 0.15
+    changes: Changes | None = None
+    """Changes of voices and lines; they replace both shares."""
 
 
 def synthesise(text: str, speaker: Speaker) -> Speech:
@@ -106,6 +109,8 @@ def draw_recording(index: int, plan: CorpusPlan) -> Recorded:
     made = record(exchange, speaker)
     numbers = np.random.default_rng([plan.seed, index])
     samples = made.samples
+    if plan.changes is not None:
+        return changed(made, plan.changes, numbers)
     if numbers.random() < plan.coloured_share:
         samples = colour(samples, numbers)
     if numbers.random() < plan.reverberant_share:
@@ -115,29 +120,42 @@ def draw_recording(index: int, plan: CorpusPlan) -> Recorded:
     )
 
 
-def _task(indices: Sequence[int], plan: CorpusPlan) -> list[Recorded]:
-    return [draw_recording(index, plan) for index in indices]
-
-
-def _recordings(plan: CorpusPlan, processes: int) -> Iterator[Recorded]:
-    tasks = [
-        range(start, min(plan.count, start + PER_TASK)) for start in range(0, plan.count, PER_TASK)
-    ]
-    if processes <= 1:
-        for indices in tasks:
-            yield from _task(indices, plan)
-            _report(indices[-1] + 1, plan.count)
-        return
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        for indices, made in zip(tasks, pool.map(partial(_task, plan=plan), tasks), strict=True):
-            yield from made
-            _report(indices[-1] + 1, plan.count)
-
-
-def _report(done: int, count: int) -> None:
-    sys.stderr.write(f"spoken {done} of {count} utterances\n")
+def changed(made: Recorded, changes: Changes, numbers: np.random.Generator) -> Recorded:
+    """Change the voice of an utterance, and send it through a room and a line."""
+    change = draw_voice_change(changes, numbers)
+    return Recorded(
+        made.exchange,
+        made.speaker,
+        send(change.apply(made.samples), changes, numbers),
+        made.end_s / change.speed,
+        tuple((start / change.speed, word) for start, word in made.words),
+        tuple((start / change.speed, name) for start, name in made.phonemes),
+    )
 
 
 def record_corpus(folder: Path, plan: CorpusPlan, *, processes: int = 1) -> None:
     """Synthesise and write a corpus; the same plan gives the same utterances."""
-    write_corpus(folder, list(_recordings(plan, processes)), question_words())
+    made = in_processes(partial(draw_recording, plan=plan), plan.count, processes)
+    write_corpus(folder, list(made), question_words())
+
+
+def in_processes(draw: Callable[[int], Recorded], count: int, processes: int) -> Iterator[Recorded]:
+    """Draw utterances 0 to `count`, in several processes; report the progress on stderr."""
+    tasks = [range(start, min(count, start + PER_TASK)) for start in range(0, count, PER_TASK)]
+    if processes <= 1:
+        for indices in tasks:
+            yield from _task(draw, indices)
+            _report(indices[-1] + 1, count)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for indices, made in zip(tasks, pool.map(partial(_task, draw), tasks), strict=True):
+            yield from made
+            _report(indices[-1] + 1, count)
+
+
+def _task(draw: Callable[[int], Recorded], indices: Sequence[int]) -> list[Recorded]:
+    return [draw(index) for index in indices]
+
+
+def _report(done: int, count: int) -> None:
+    sys.stderr.write(f"spoken {done} of {count} utterances\n")

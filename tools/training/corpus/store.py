@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from duplane.worker.models.types import FloatArray
 from training.domain import Exchange
 
 SAMPLES, TABLES, TEXTS = "samples.npy", "tables.npz", "texts.json"
+NOISES = "noises.npy"
 SCALE = 32767.0
 
 
@@ -36,7 +38,8 @@ class Corpus:
     """A folder of utterances, which are read on demand.
 
     `word_names` and `phoneme_names` are the names of the numbers. Number 0 is silence. The last of
-    the word numbers stands for all words that do not occur in the questions of the domain.
+    the word numbers stands for all words that do not occur in the questions of the domain. `noises`
+    has recorded noises with an RMS of 1, all of one length.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,6 +54,9 @@ class Corpus:
         self.speakers: list[str] = texts["speakers"]
         self.phoneme_names: list[str] = texts["phonemes"]
         self.word_names: list[str] = texts["words"]
+        self.noises: Sequence[FloatArray] = ()
+        if (folder / NOISES).exists():
+            self.noises = np.load(folder / NOISES, mmap_mode="r")
 
     def __len__(self) -> int:
         return len(self._exchanges)
@@ -116,3 +122,10 @@ def write_corpus(folder: Path, recorded: list[Recorded], words: list[str]) -> No
         "words": ["", *words, "?"],
     }
     (folder / TEXTS).write_bytes(orjson.dumps(texts))
+
+
+def write_noises(folder: Path, noises: Sequence[FloatArray]) -> None:
+    """Add noises of one length to a corpus."""
+    part = folder / f"part-{NOISES}"
+    np.save(part, np.stack(noises).astype(np.float16))
+    part.rename(folder / NOISES)

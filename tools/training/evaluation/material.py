@@ -14,23 +14,17 @@ from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
 from training.answers import speak_answer
 from training.corpus import festival, neural
-from training.corpus.clips import joined, kept_clip, read_clip, resample, trimmed
+from training.corpus.clips import kept_clip, read_clip, resample, trimmed
 from training.corpus.recording import resampled, synthesise
 from training.corpus.voices import draw_speaker
 from training.sources.fetching import find_source
 from training.sources.recordings import Digits, digits_of
+from training.sources.room_files import read_room, rooms_of
 
 Engine = Literal["espeak", "flite", "festival", "kokoro"]
 Voice = Callable[[str], FloatArray]
 """Speaks a text at 16 kHz, without silence around it."""
 
-HELD_OUT_ROOMS = ("crowded-room", "office-ambience")
-"""Rooms that training must not use."""
-ROOMS = (
-    *HELD_OUT_ROOMS,
-    *("city-ambience", "forest-ambience", "hold_music", "keyboard-typing", "keyboard-typing2"),
-)
-_ROOM_FOLDER = Path("livekit/agents/resources")
 _WOMAN = Path("usr/share/asterisk/sounds/en_US_f_Allison")
 _MAN = Path("usr/share/sounds/linphone/hello16000.wav")
 _SAY = Path("usr/share/klettres/en/syllab/say.ogg")
@@ -134,13 +128,10 @@ class Material:
 
     def room(self, name: str) -> FloatArray:
         """Return the recording of a room, with an RMS of 0.1."""
-        path = self._source("rooms") / _ROOM_FOLDER / f"{name}.ogg"
-        return _read_room(path)
-
-
-@cache
-def _read_room(path: Path) -> FloatArray:
-    return joined([read_clip(path)], [])
+        found = rooms_of(self.cache, "judging")
+        if not found:
+            raise MissingError("the source rooms is not fetched")
+        return read_room(found[name])
 
 
 def _at_input_rate(samples: FloatArray, rate: int) -> FloatArray:

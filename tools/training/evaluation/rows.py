@@ -14,8 +14,9 @@ from training.corpus.store import Corpus
 from training.domain import HELD_OUT_WORDS, Exchange, draw_exchange
 from training.evaluation.inputs import USUAL_PROMPT, ChatInput, Role, SessionInput
 from training.evaluation.scores import Expected
+from training.listener.noises import NoiseBank
 from training.listener.sequences import typed
-from training.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
+from training.listener.sessions import Session, SessionBuilder, SessionRules
 
 SEED = 90_000
 LONG_UNITS = 48

@@ -33,7 +33,7 @@ from training.evaluation.rows import (
     session_rows,
 )
 from training.evaluation.scores import Rate, Scores
-from training.listener.sessions import NoiseBank
+from training.listener.noises import NoiseBank
 from training.voice.phrases import held_out_answers
 
 Through = Literal["fabric", "model"]

@@ -26,18 +26,18 @@ from training.domain import (
     UNKNOWN,
     Exchange,
     draw_exchange,
+    draw_near,
     is_held_out,
 )
 from training.evaluation.inputs import ChatInput, SessionInput
 from training.evaluation.material import (
-    HELD_OUT_ROOMS,
-    ROOMS,
     Engine,
     Material,
     Voice,
     answer_units,
 )
 from training.listener.sessions import FORCED_UNITS, LAG_S, NOTICED_S, PAUSE_S
+from training.sources.room_files import HELD_OUT_ROOMS, ROOMS
 
 Judged = Literal["answers", "quiet", "interruptions"]
 
@@ -174,6 +174,12 @@ def _engines(
         return asked(exchange.kind, speech, (exchange.answer,), chance)
 
     return draw
+
+
+def _near(material: Material, number: int, chance: Random) -> Try:
+    voice = material.voice(("espeak", "flite", "kokoro")[number % 3], chance)
+    exchange = draw_near(chance, held_out=True)
+    return asked(exchange.question.split()[0], voice(exchange.question), (UNKNOWN,), chance)
 
 
 def _joined_words(material: Material, number: int, chance: Random) -> Try:
@@ -316,6 +322,7 @@ def rows() -> Iterator[Row]:
     yield Row("one woman: sums", "answers", _woman_sum)
     yield Row("people: phrases of the domain", "answers", _people_phrase)
     yield Row("people: sentences to refuse", "answers", _people_other)
+    yield Row("questions like those of the domain, to refuse", "answers", _near)
     yield Row("joined words at 8 kHz", "answers", _joined_words)
     yield Row("telephone", "answers", _engines("espeak", "flite", change=telephoned))
     yield Row("questions in a room at 10 dB", "answers", _in_a_room)

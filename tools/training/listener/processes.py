@@ -15,6 +15,7 @@ from training.answers import speak_answer
 from training.corpus.store import Corpus
 from training.dimensions import default_config
 from training.domain import all_answers
+from training.listener.starting import listener_of
 from training.listener.training import ListenerPlan, ListenerTraining
 from training.torch_calls import load_tensors
 from training.vocabulary import Vocabulary, build_tokenizer
@@ -22,8 +23,12 @@ from training.vocabulary import Vocabulary, build_tokenizer
 CORPUS, STATE = "corpus", "listener.pt"
 
 
-def train_listener(workspace: Path, plan: ListenerPlan, processes: int) -> dict[str, Tensor]:
+def train_listener(
+    workspace: Path, plan: ListenerPlan, processes: int, start: Path | None = None
+) -> dict[str, Tensor]:
     """Train the listener to the end; return its tensors with their names in the checkpoint.
+
+    It begins with the weights of the checkpoint in `start`, or with random weights.
 
     Raises RuntimeError if a process fails. The next call continues from the saved state.
     """
@@ -31,7 +36,9 @@ def train_listener(workspace: Path, plan: ListenerPlan, processes: int) -> dict[
         meeting = Path(folder, "processes")
         context = get_context("spawn")
         running = [
-            context.Process(target=run_rank, args=(workspace, plan, meeting, rank, processes))
+            context.Process(
+                target=run_rank, args=(workspace, plan, meeting, rank, processes, start)
+            )
             for rank in range(processes)
         ]
         for process in running:
@@ -44,8 +51,15 @@ def train_listener(workspace: Path, plan: ListenerPlan, processes: int) -> dict[
     return listener_tensors(workspace)
 
 
-def run_rank(workspace: Path, plan: ListenerPlan, meeting: Path, rank: int, processes: int) -> None:
+def run_rank(
+    workspace: Path,
+    plan: ListenerPlan,
+    meeting: Path,
+    share: tuple[int, int],
+    start: Path | None,
+) -> None:
     """Train as one of several processes, on one thread."""
+    rank, processes = share
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -57,9 +71,10 @@ def run_rank(workspace: Path, plan: ListenerPlan, meeting: Path, rank: int, proc
         {text: speak_answer(text) for text in all_answers()},
         plan,
         workspace / STATE,
-        rank=rank,
-        ranks=processes,
+        share=share,
     )
+    if start is not None:
+        training.begin_with(listener_of(start, tokenizer))
     if processes == 1:
         training.run()
         return

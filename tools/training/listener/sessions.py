@@ -16,8 +16,9 @@ from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL, UNIT_SAMP
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
 from training.answers import Spoken
-from training.corpus.rooms import noise
 from training.corpus.store import Corpus, Utterance
+from training.domain import UNKNOWN
+from training.listener.noises import NoiseBank
 from training.vision.questions import QUESTIONS, answer_about
 from training.vision.scenes import Scene
 from training.vision.views import View, draw_view
@@ -32,7 +33,12 @@ POSITION_S, EMBEDDING_S = 0.02, 0.1
 WORD_DELAY_S = 0.1
 FORCED_UNITS = 3
 """Number of units at the start of a conversation in which the worker forces the model to listen."""
-NOISE_SECONDS = 20
+HEARD_S = 0.1
+"""Seconds of a second question from which the model hears that the user goes on."""
+LONG_WORDS = 7
+"""Answers with at least this many words are long enough to be interrupted early."""
+EARLY_S = (0.8, 1.7)
+"""Seconds after the start of an answer in which half of all interruptions begin."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,17 @@ class SessionRules:
     gain: tuple[float, float] = (-24.0, 2.0)
     longest_pause_s: float = 2.5
     pictured: float = 0.0
+    breath: float = 0.0
+    """Share of questions that another question follows after `breath_s` seconds."""
+    breath_s: tuple[float, float] = (0.06, 0.6)
+    told_to_stop: float = 0.0
+    """Share of interruptions that ask for silence; all others are drawn from all questions."""
+    long_answers: float = 0.0
+    """Share of questions that are drawn from those with long answers."""
+    muted: float = 0.0
+    """Share of sessions without questions in which the microphone is muted for a part."""
+    lone_noise: tuple[float, float] = (4.0, 45.0)
+    """Decibels by which noise is below speech, in sessions without questions."""
     is_dense: bool = False
     """True if questions follow each other without answers, to train the encoder."""
 
@@ -95,20 +112,6 @@ class Session:
     view: View = field(default_factory=View)
 
 
-class NoiseBank:
-    """Noises that are generated once. Sessions use random parts of them."""
-
-    def __init__(self, seed: int, count: int) -> None:
-        size = NOISE_SECONDS * INPUT_SAMPLE_RATE
-        self._clips = [noise(size, np.random.default_rng([seed, 77, n])) for n in range(count)]
-
-    def draw(self, count: int, chance: np.random.Generator) -> FloatArray:
-        """Return `count` samples of a random noise, starting at a random position."""
-        clip = self._clips[chance.integers(len(self._clips))]
-        start = int(chance.integers(len(clip)))
-        return np.resize(np.concatenate((clip[start:], clip[:start])), count)
-
-
 class SessionBuilder:
     """Draws sessions from a corpus."""
 
@@ -124,6 +127,9 @@ class SessionBuilder:
         self._corpus, self._answers, self._noises, self.rules = corpus, answers, noises, rules
         self._scenes = scenes
         self._duration_s = float(rules.unit_count)
+        numbers = range(len(corpus))
+        self._stops = [n for n in numbers if not corpus.exchange(n).answer]
+        self._long = [n for n in numbers if _is_long(corpus.exchange(n).answer)]
 
     def draw(self, seed: Sequence[int]) -> Session:
         """Draw one session; the same seed gives the same session."""
@@ -144,11 +150,16 @@ class SessionBuilder:
         if asked and chance.random() < rules.echoing:
             self._add_echo(sound, asked, chance)
         if chance.random() < rules.noisy:
-            ratio = chance.uniform(*rules.signal_to_noise)
-            sound += self._noises.draw(count, chance) * np.float32(0.1 * 10 ** (-ratio / 20))
+            ratio = chance.uniform(*(rules.signal_to_noise if asked else rules.lone_noise))
+            sound += self._noises.draw(count, chance, is_alone=not asked) * np.float32(
+                0.1 * 10 ** (-ratio / 20)
+            )
         sound *= np.float32(10 ** (chance.uniform(*rules.gain) / 20))
         if not asked and chance.random() < rules.silent:
             sound[:] = 0.0
+        if not asked and _happens(rules.muted, chance):
+            first, last = sorted(chance.integers(count, size=2))
+            sound[first if chance.random() < 0.5 else 0 : last] = 0.0
         np.clip(sound, -1.0, 1.0, out=sound)
         phonemes, words = self._labels(asked)
         return Session(sound, decisions, phonemes, words, asked, view)
@@ -160,18 +171,63 @@ class SessionBuilder:
         rules, asked = self.rules, list[Asked]()
         forced = FORCED_UNITS if chance.random() < 0.8 else 0
         start = chance.uniform(0.0, 2.0)
+        is_stopped = False
         while True:
-            utterance = self._corpus[int(chance.integers(len(self._corpus)))]
-            one = Asked(utterance, start, start + utterance.end_s, utterance.exchange.answer)
-            if one.end_s > self._duration_s + LAG_S - 0.1:
+            one = self._ask(start, chance, is_stop=is_stopped)
+            if one.end_s > self._latest_s:
                 return asked
             asked.append(one)
             if rules.is_dense:
                 start = one.end_s + chance.uniform(0.05, 0.5)
                 continue
+            if one.answer and _happens(rules.breath, chance):
+                second = self._ask(one.end_s + chance.uniform(*rules.breath_s), chance)
+                if second.end_s <= self._latest_s:
+                    asked.append(second)
+                    self._answer_first(one, second, decisions, forced, view)
+                    one = second
             free_s = self._answer(one, decisions, forced, chance, view)
+            is_stopped = one.interrupted_unit >= 0 and _happens(rules.told_to_stop, chance)
             pause = chance.uniform(0.1, rules.longest_pause_s) if free_s >= one.end_s else 0.0
             start = free_s + pause
+
+    @property
+    def _latest_s(self) -> float:
+        """The time at which the last question must end."""
+        return self._duration_s + LAG_S - 0.1
+
+    def _ask(self, start_s: float, chance: np.random.Generator, *, is_stop: bool = False) -> Asked:
+        """Draw a question that starts at a time."""
+        if is_stop and self._stops:
+            number = self._stops[int(chance.integers(len(self._stops)))]
+        elif self._long and _happens(self.rules.long_answers, chance):
+            number = self._long[int(chance.integers(len(self._long)))]
+        else:
+            number = int(chance.integers(len(self._corpus)))
+        utterance = self._corpus[number]
+        return Asked(utterance, start_s, start_s + utterance.end_s, utterance.exchange.answer)
+
+    def _answer_first(
+        self, one: Asked, second: Asked, decisions: list[Decision], forced: int, view: View
+    ) -> None:
+        """Answer the first of two questions in one breath.
+
+        If the model hears the second question before it would answer, it answers both after it.
+        Else the second question interrupts the answer.
+        """
+        first = _first_unit(one.end_s, decisions, forced)
+        is_before = first + 1 - LAG_S <= second.start_s + HEARD_S
+        if not is_before:
+            first = _first_unit(second.end_s, decisions, forced)
+        one.answer = self._seen_answer(one, first, view)
+        self._write(one, decisions, first, second.start_s if is_before else None)
+
+    def _seen_answer(self, one: Asked, first: int, view: View) -> str:
+        """Return the answer to a question; some answers depend on the picture in unit `first`."""
+        kind = one.utterance.exchange.kind
+        if kind in QUESTIONS and (seen := view.seen(first)) >= 0:
+            return answer_about(kind, self._scenes[seen])
+        return one.answer
 
     def _answer(
         self,
@@ -184,20 +240,31 @@ class SessionBuilder:
         """Choose the units that answer a question; return when the next question may start."""
         if not one.answer:
             return one.end_s + PAUSE_S
-        first = max(forced, int(np.ceil(one.end_s + PAUSE_S + LAG_S - 1.0)), 0)
-        busy = max((n for n, was in enumerate(decisions) if was.speaks), default=-1)
-        first = max(first, busy + 1)
-        one.first_unit = first
-        kind = one.utterance.exchange.kind
-        if kind in QUESTIONS and (seen := view.seen(first)) >= 0:
-            one.answer = answer_about(kind, self._scenes[seen])
-        units = self._answers[one.answer].units
-        begin_s = first + len(units) + 0.1
-        stop = len(units)
-        if len(units) > 1 and chance.random() < self.rules.interrupted:
+        first = _first_unit(one.end_s, decisions, forced)
+        one.answer = self._seen_answer(one, first, view)
+        count = len(self._answers[one.answer].units)
+        if count > 1 and chance.random() < self.rules.interrupted:
             # An interruption: the next question begins before the end of the answer.
-            begin_s = first + chance.uniform(0.3, len(units) - 0.2)
-            noticed = int(np.ceil(begin_s + NOTICED_S + LAG_S - 1.0))
+            begin_s = first + chance.uniform(0.3, count - 0.2)
+            if count > EARLY_S[1] and self.rules.told_to_stop and chance.random() < 0.5:
+                begin_s = first + chance.uniform(*EARLY_S)
+            if self._write(one, decisions, first, begin_s):
+                return begin_s
+            return max(begin_s, one.end_s + PAUSE_S)
+        self._write(one, decisions, first, None)
+        return max(first + count + 0.1, one.end_s + PAUSE_S)
+
+    def _write(
+        self, one: Asked, decisions: list[Decision], first: int, interrupted_s: float | None
+    ) -> bool:
+        """Write the answer from unit `first`; return whether the interruption ends it early."""
+        if not one.answer:
+            return False
+        units = self._answers[one.answer].units
+        one.first_unit = first
+        stop = len(units)
+        if interrupted_s is not None:
+            noticed = int(np.ceil(interrupted_s + NOTICED_S + LAG_S - 1.0))
             if first < noticed < first + len(units):
                 stop = noticed - first
                 one.interrupted_unit = noticed
@@ -208,7 +275,7 @@ class SessionBuilder:
                 )
         if stop < len(units) and first + stop < len(decisions):
             decisions[first + stop] = Decision(True, ends_turn=True)
-        return max(begin_s, one.end_s + PAUSE_S) if stop == len(units) else begin_s
+        return stop < len(units)
 
     def _add_echo(
         self, sound: FloatArray, asked: Sequence[Asked], chance: np.random.Generator
@@ -249,3 +316,18 @@ def _add(sound: FloatArray, samples: FloatArray, start_s: float) -> None:
     start = int(start_s * INPUT_SAMPLE_RATE)
     part = samples[: max(0, len(sound) - start)]
     sound[start : start + len(part)] += part
+
+
+def _first_unit(end_s: float, decisions: Sequence[Decision], forced: int) -> int:
+    """Return the unit in which the answer to a question that ends at `end_s` begins."""
+    busy = max((n for n, was in enumerate(decisions) if was.speaks), default=-1)
+    return max(forced, int(np.ceil(end_s + PAUSE_S + LAG_S - 1.0)), busy + 1, 0)
+
+
+def _happens(share: float, chance: np.random.Generator) -> bool:
+    """Draw an event. One that never happens draws nothing: older seeds give the same sessions."""
+    return share > 0.0 and chance.random() < share
+
+
+def _is_long(answer: str) -> bool:
+    return len(answer.split()) >= LONG_WORDS and answer != UNKNOWN

@@ -24,6 +24,7 @@ from training.corpus.store import Corpus
 from training.dimensions import WINDOW_UNITS
 from training.domain import draw_trained_exchange
 from training.listener.network import ListenerNetworks, run_decoder, trainable
+from training.listener.noises import NoiseBank
 from training.listener.sequences import (
     IGNORED,
     UNIT_EMBEDDINGS,
@@ -32,8 +33,8 @@ from training.listener.sequences import (
     chat_sequence,
     session_sequence,
 )
-from training.listener.sessions import NoiseBank, SessionBuilder, SessionRules
-from training.listener.training import VOICE_SHARE
+from training.listener.sessions import SessionBuilder
+from training.listener.training import USUAL, VOICE_SHARE
 from training.optimisers import Optimisers
 from training.torch_calls import load_tensors, mixed_precision
 from training.vision.questions import QUESTIONS, answer_about
@@ -41,7 +42,6 @@ from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
 
 REPORT_INTERVAL, SAVE_INTERVAL = 10, 50
-UNITS = 16
 PICTURED_SHARE = 0.6
 CHAT_SIGHT_SHARE = 0.5
 
@@ -96,8 +96,8 @@ class SightTraining:
                 if name.startswith(prefix)
             }
             module.load_state_dict(named)
-        rules = SessionRules(UNITS, longest_pause_s=2.0, pictured=PICTURED_SHARE)
-        noises = NoiseBank(plan.seed, plan.noise_clips)
+        rules = replace(USUAL, longest_pause_s=2.0, pictured=PICTURED_SHARE)
+        noises = NoiseBank(plan.seed, plan.noise_clips, corpus.noises)
         self._builder = SessionBuilder(corpus, answers, noises, rules, bank.scenes)
         llm = self.networks.llm
         tables = (llm.model.embed_tokens.weight, llm.lm_head.weight)

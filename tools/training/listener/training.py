@@ -24,6 +24,7 @@ from training.corpus.store import Corpus
 from training.dimensions import WINDOW_UNITS
 from training.domain import TRAINED_WORDS, draw_exchange
 from training.listener.network import ListenerNetworks, run_decoder, trainable
+from training.listener.noises import NoiseBank
 from training.listener.sequences import (
     IGNORED,
     UNIT_EMBEDDINGS,
@@ -32,7 +33,7 @@ from training.listener.sequences import (
     chat_sequence,
     session_sequence,
 )
-from training.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
+from training.listener.sessions import Session, SessionBuilder, SessionRules
 from training.optimisers import Optimisers
 from training.torch_calls import load_tensors, mixed_precision, seed_all
 from training.vocabulary import Vocabulary
@@ -42,24 +43,38 @@ WORD_WEIGHT = 0.4
 CHAT_INTERVAL = 2
 REPORT_INTERVAL, SAVE_INTERVAL = 10, 50
 VOICE_SHARE = 0.2
+USUAL = SessionRules(
+    noise_only=0.12,
+    interrupted=0.5,
+    signal_to_noise=(2.0, 45.0),
+    breath=0.2,
+    told_to_stop=0.45,
+    long_answers=0.15,
+    muted=0.3,
+    lone_noise=(-6.0, 50.0),
+)
+"""What happens in the sessions of training."""
 
 
 @dataclass(frozen=True)
 class ListenerPlan:
     """The length and the learning rates of the listener's training.
 
-    The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
-    The second stage has `steps` steps of three kinds. The share `word_share` of the steps comes
-    first and has questions without answers. The share `short_share` follows and has sessions of 8
-    units. All later steps have sessions of 16 units. In each stage the rate rises during `warm_up`
-    steps and is then constant. During the last `decay_share` of the second stage the rate falls to
-    zero. Every second step of the second stage also trains on `chats` chats.
+    A run that begins with the weights of a checkpoint trains only its new output layers for
+    `head_steps` steps. The first stage has `sound_steps` steps and trains only the encoder, on
+    `sound_batch` windows. The second stage has `steps` steps of three kinds. The share
+    `word_share` of the steps comes first and has questions without answers. The share
+    `short_share` follows and has sessions of 8 units. All later steps have sessions of 16 units.
+    In each stage the rate rises during `warm_up` steps and is then constant. During the last
+    `decay_share` of the second stage the rate falls to zero. Every second step of the second stage
+    also trains on `chats` chats.
 
     If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
     gives only nearly the same weights.
     """
 
     seed: int = 1
+    head_steps: int = 0
     sound_steps: int = 300
     sound_batch: int = 32
     steps: int = 3600
@@ -118,11 +133,10 @@ class ListenerTraining:
         plan: ListenerPlan,
         path: Path,
         *,
-        rank: int = 0,
-        ranks: int = 1,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        self._rank = rank
-        self._ranks = ranks
+        """`share` is the number of this process, and the number of all processes of the run."""
+        self._rank, self._ranks = share
         self.plan = plan
         self.vocabulary = vocabulary
         self._path = path
@@ -136,15 +150,24 @@ class ListenerTraining:
             }
         )
         self._corpus = corpus
-        noises = NoiseBank(plan.seed, plan.noise_clips)
-        dense = SessionRules(WINDOW_UNITS, noise_only=0.02, is_dense=True)
-        self._dense = SessionBuilder(corpus, answers, noises, dense)
-        self._words = SessionBuilder(corpus, answers, noises, replace(dense, unit_count=8))
-        self._short = SessionBuilder(corpus, answers, noises, SessionRules(8, longest_pause_s=1.2))
-        self._long = SessionBuilder(corpus, answers, noises, SessionRules(16, longest_pause_s=2.0))
+        bank = NoiseBank(plan.seed, plan.noise_clips, corpus.noises)
+
+        def builder(units: int, rules: SessionRules) -> SessionBuilder:
+            return SessionBuilder(corpus, answers, bank, replace(rules, unit_count=units))
+
+        dense = replace(USUAL, noise_only=0.02, is_dense=True)
+        self._dense, self._words = builder(WINDOW_UNITS, dense), builder(8, dense)
+        self._short = builder(8, replace(USUAL, longest_pause_s=1.2))
+        self._long = builder(16, replace(USUAL, longest_pause_s=2.0))
         self._optimisers = listener_optimisers(self.networks, self._heads, plan)
         self.step = 0
         self._cpu_s = 0.0
+
+    def begin_with(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin with the weights of a checkpoint, by their names in it."""
+        for prefix, module in self.networks.modules.items():
+            names = module.state_dict()
+            module.load_state_dict({name: tensors[prefix + name].float() for name in names})
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
@@ -154,16 +177,20 @@ class ListenerTraining:
         """Train to the end, or to step `stop_at`; report on stderr and save at intervals."""
         self.resume()
         plan = self.plan
-        total = plan.sound_steps + plan.steps
+        total = plan.head_steps + plan.sound_steps + plan.steps
         last = total if stop_at is None else stop_at
         sums: dict[str, float] = {}
         began = time.process_time() - self._cpu_s
         while self.step < last:
-            if self.step < plan.sound_steps:
+            step = self.step - plan.head_steps
+            if step < 0:
+                losses = self._session_step(step, is_for_heads=True)
+                factor = min(1.0, (self.step + 1) / plan.warm_up)
+            elif step < plan.sound_steps:
                 losses = self._sound_step()
-                factor = plan.factor(self.step, 4 * plan.sound_steps)
+                factor = plan.factor(step, 4 * plan.sound_steps)
             else:
-                step = self.step - plan.sound_steps
+                step -= plan.sound_steps
                 losses = self._session_step(step)
                 factor = plan.factor(step, plan.steps)
             self._optimisers.step(torch.stack(list(losses.values())).sum(), factor)
@@ -192,17 +219,20 @@ class ListenerTraining:
         states, _ = self._encode(features, is_first)
         return {"phonemes": self._phoneme_loss(states, sessions)}
 
-    def _session_step(self, step: int) -> dict[str, Tensor]:
+    def _session_step(self, step: int, *, is_for_heads: bool = False) -> dict[str, Tensor]:
+        """Compute the losses of a batch of sessions, or only those of the output layers."""
         plan = self.plan
         builder = self._long
         count = plan.batch
         if step < plan.word_steps + plan.short_steps:
             builder = self._words if step < plan.word_steps else self._short
             count = plan.short_batch
-        sessions = [builder.draw((plan.seed, 2, step, n)) for n in self._share(count)]
+        stage = 3 if is_for_heads else 2
+        sessions = [builder.draw((plan.seed, stage, abs(step), n)) for n in self._share(count)]
         chance = Random(f"{plan.seed} {step} {self._rank}")
         features, is_first = self._features(sessions)
-        states, embeds = self._encode(features, is_first)
+        with torch.set_grad_enabled(not is_for_heads):
+            states, embeds = self._encode(features, is_first)
         voices = [self._voice(chance) for _ in sessions]
         rows = [
             session_sequence(
@@ -218,7 +248,8 @@ class ListenerTraining:
         table = table.masked_scatter(batch.audio[..., None], torch.cat(heard))
         if spoken := [voice for voice in voices if voice is not None]:
             table = table.masked_scatter(batch.voice[..., None], torch.cat(spoken))
-        hidden = self._decode(table)
+        with torch.set_grad_enabled(not is_for_heads):
+            hidden = self._decode(table)
         words = [
             torch.tensor(one.words[UNIT_EMBEDDINGS * row.first_unit :])
             for one, row in zip(sessions, rows, strict=True)
@@ -228,6 +259,8 @@ class ListenerTraining:
             "phonemes": PHONEME_WEIGHT * self._phoneme_loss(states, sessions),
             "words": WORD_WEIGHT * functional.cross_entropy(logits, torch.cat(words)),
         }
+        if is_for_heads:
+            return losses
         if not builder.rules.is_dense:
             losses["text"] = self._text_loss(hidden, batch)
         if step % CHAT_INTERVAL == 0:

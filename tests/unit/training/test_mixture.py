@@ -1,0 +1,188 @@
+"""The corpus of training: alignment, changed voices, joined words, and what must not be in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import orjson
+import pytest
+import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
+
+from duplane.tools.command import UsageError
+from duplane.worker.models.types import FloatArray
+from training.corpus import alignment, mixture
+from training.corpus.changing import Changes, VoiceChange, draw_voice_change, send, with_tract
+from training.corpus.mixture import MixturePlan, draw_utterance, record_clips
+from training.corpus.phrases import LIST
+from training.corpus.splicing import PERSON, WordBank, draw_splice
+from training.corpus.store import Corpus, Recorded
+from training.corpus.voices import Speaker
+from training.domain import DIGITS, TRAINED_WORDS, UNKNOWN, Exchange, draw_near, is_held_out
+from training.listener.noises import record_noises
+from training.sources.recordings import digits_of
+from training.sources.room_files import HELD_OUT_ROOMS, ROOMS, TRAINED_ROOMS
+
+RATE = 16_000
+WORD_S = 0.3
+SPEAKERS = ("ann", "bob", "cleo", "dan")
+QUESTIONS = ("what is two plus three", "say ten", "repeat one", "count to ten", "stop")
+Parts = list[tuple[float, float]]
+
+
+def tones(parts: Parts) -> FloatArray:
+    """Return tones of (frequency, seconds), one after the other."""
+    sounds = [
+        0.2 * np.sin(2 * np.pi * hertz * np.arange(int(length_s * RATE)) / RATE)
+        for hertz, length_s in parts
+    ]
+    return np.concatenate(sounds).astype(np.float32)
+
+
+def modelled(exchange: Exchange, speaker: Speaker) -> Recorded:
+    """Act as espeak: each word is a tone of its own."""
+    words = exchange.question.split()
+    times = [WORD_S * number for number in range(len(words))]
+    sound = tones([(300.0 + 97.0 * (sum(map(ord, word)) % 31), WORD_S) for word in words])
+    marks = tuple(zip(times, words, strict=True))
+    return Recorded(exchange, speaker.voice, sound, WORD_S * len(words), marks, marks)
+
+
+@pytest.fixture(autouse=True)
+def espeak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "record", modelled)
+    alignment._model.cache_clear()  # pyright: ignore[reportPrivateUsage]  it keeps real speech
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Return phrases of the stage "speak", and recordings of four people."""
+    phrases, people = tmp_path / "phrases", tmp_path / "people"
+    phrases.mkdir()
+    people.mkdir()
+    entries: list[dict[str, object]] = []
+    for number, question in enumerate(QUESTIONS):
+        exchange = {"kind": "kind", "question": question, "answer": "answer"}
+        sound = modelled(Exchange(**exchange), Speaker("espeak", "x")).samples
+        name = f"{number:05d}.wav"
+        soundfile.write(phrases / name, sound, RATE)
+        entries.append({"file": name, "engine": "kokoro", "voice": "v", "exchange": exchange})
+    (phrases / LIST).write_bytes(orjson.dumps(entries))
+    for speaker in SPEAKERS:
+        for digit in range(10):
+            name = f"{digit}_{speaker}_0.wav"
+            soundfile.write(people / name, tones([(200.0 + 40 * digit, 0.25)]), RATE)
+    return phrases, people
+
+
+@pytest.fixture
+def clips(folders: tuple[Path, Path], tmp_path: Path) -> Path:
+    record_clips(tmp_path / "clips", *folders)
+    return tmp_path / "clips"
+
+
+def test_words_are_found_where_they_are_spoken() -> None:
+    exchange = Exchange("repeat", "say two", "two")
+    whole = modelled(exchange, Speaker("espeak", "x")).samples
+    first, second = np.split(whole, [int(WORD_S * RATE)])
+    slow = np.concatenate((first, first[: RATE // 5], second))
+    found = alignment.align(slow, exchange, "kokoro:v")
+    assert [name for _, name in found.words] == ["say", "two"]
+    assert [start for start, _ in found.words] == pytest.approx([0.0, 0.5], abs=0.04)
+    assert found.end_s == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_tract_moves_formants_and_keeps_pitch_and_length() -> None:
+    chance = np.random.default_rng(1)
+    pulses = np.zeros(RATE, np.float32)
+    pulses[::160] = 1.0  # a pitch of 100 Hz
+    spectrum = np.fft.rfft(pulses)
+    at = np.fft.rfftfreq(RATE, 1 / RATE)
+    spectrum *= np.exp(-np.square((at - 1000.0) / 300.0)) + 1e-3
+    voice = np.fft.irfft(spectrum).astype(np.float32)
+    assert np.abs(with_tract(voice, 1.0) - voice).max() < 1e-3
+    moved = with_tract(voice, 1.3)
+    assert len(moved) == len(voice)
+    found = np.abs(np.fft.rfft(moved))
+    centre = float((at * found).sum() / found.sum())
+    before = np.abs(spectrum)
+    assert centre > 1.15 * float((at * before).sum() / before.sum())
+    power = np.square(found)
+    assert power[::100].sum() > 0.8 * power.sum()  # harmonics are where they were
+    faster = VoiceChange(speed=1.25).apply(voice)
+    assert len(faster) == pytest.approx(RATE / 1.25, abs=2)
+    lined = send(voice[:4001], Changes(telephone=1.0), chance)
+    assert lined.shape == (4001,)
+    assert np.abs(lined).max() <= 1.0
+    assert draw_voice_change(Changes(moved=0.0), chance) == VoiceChange()
+
+
+def test_clips_are_those_of_training(clips: Path, folders: tuple[Path, Path]) -> None:
+    corpus = Corpus(clips)
+    people = {name for name in corpus.speakers if name.startswith(PERSON)}
+    judging = digits_of(folders[1], "judging")
+    assert people == {f"{PERSON}{name}" for name in digits_of(folders[1], "training")}
+    assert judging
+    assert not people & {f"{PERSON}{name}" for name in judging}
+    assert len(mixture.phrases_of(clips)) == len(QUESTIONS)
+
+
+def test_missing_list_of_phrases_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the stage speak has not ended"):
+        record_clips(tmp_path / "clips", tmp_path, None)
+
+
+def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
+    bank = WordBank(Corpus(clips))
+    refused = 0
+    for number in range(120):
+        made = draw_splice(bank, Random(number), Changes())
+        assert [word for _, word in made.words] == made.exchange.question.split()
+        assert not is_held_out(made.exchange)
+        starts = [start for start, _ in made.words]
+        assert starts == sorted(starts)
+        assert starts[-1] < made.end_s <= len(made.samples) / RATE
+        refused += made.exchange.answer == UNKNOWN
+    assert 0 < refused < 40
+
+
+def test_mixture_has_changed_phrases_and_joined_words(
+    clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = MixturePlan(rules=1, copies=2, splices=3)
+    asked: list[int] = []
+
+    def draw(index: int, _: object) -> Recorded:
+        asked.append(index)
+        return modelled(Exchange("stop", "stop", ""), Speaker("espeak", "x"))
+
+    monkeypatch.setattr(mixture, "draw_recording", draw)
+    count = plan.rules + plan.copies * len(QUESTIONS) + plan.splices
+    made = [draw_utterance(index, clips, plan) for index in range(count)]
+    assert asked == [0]
+    copies = made[1 : 1 + 2 * len(QUESTIONS)]
+    assert [one.exchange.question for one in copies] == [*QUESTIONS, *QUESTIONS]
+    assert not np.array_equal(copies[0].samples, copies[len(QUESTIONS)].samples)
+    assert {one.speaker for one in made[-3:]} == {"spliced"}
+
+
+def test_questions_to_refuse_lack_the_words_that_judge() -> None:
+    chance = Random(1)
+    trained = {word for _ in range(400) for word in draw_near(chance).question.split()}
+    judged = [draw_near(chance, held_out=True) for _ in range(400)]
+    things = {one.question.split()[-1] for one in judged if "colour" in one.question}
+    assert things
+    assert not things & {*trained, *TRAINED_WORDS}
+    assert {one.answer for one in judged} == {UNKNOWN}
+    for one in judged:
+        words = one.question.removeprefix("what is ").split()
+        assert not (words[0] in DIGITS[1:] and words[1:2] == ["plus"] and words[2] in DIGITS[1:])
+
+
+def test_noises_are_of_rooms_that_training_may_use(clips: Path) -> None:
+    assert not set(TRAINED_ROOMS) & set(HELD_OUT_ROOMS)
+    assert set(ROOMS) == {*TRAINED_ROOMS, *HELD_OUT_ROOMS}
+    made = record_noises([tones([(500.0, 1.0)])], Corpus(clips), seed=1, count=1)
+    assert len(made) == 2
+    assert [float(np.square(one).mean()) for one in made] == pytest.approx([1.0, 1.0], rel=1e-3)

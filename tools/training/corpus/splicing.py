@@ -1,0 +1,141 @@
+"""Joins questions from words of different takes and voices.
+
+Recordings of people have only digits: the other words of a question come from synthesised voices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
+from training.corpus.changing import Changes, VoiceChange, draw_voice_change
+from training.corpus.store import Corpus, Recorded
+from training.domain import TRAINED_WORDS, UNKNOWN, Exchange, draw_exchange
+
+PERSON = "person:"
+"""Prefix of the names of speakers whose digits are recordings."""
+_PERSON_SHARE = 0.75
+_SHUFFLED_SHARE = 0.08
+_GAP_S = (0.0, 0.14)
+_MARGIN_S = 0.02
+_EDGE_S = 0.004
+_SPOKEN = ("repeat", "add", "count")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One word of a clip."""
+
+    clip: int
+    word: int
+
+
+class WordBank:
+    """The words of aligned clips: of synthesised voices together, and of each person."""
+
+    def __init__(self, clips: Corpus) -> None:
+        self._clips = clips
+        self.synthesised: dict[str, list[Piece]] = {}
+        self.people: dict[str, dict[str, list[Piece]]] = {}
+        for number, speaker in enumerate(clips.speakers):
+            bank = self.synthesised
+            if speaker.startswith(PERSON):
+                bank = self.people.setdefault(speaker, {})
+            for index, word in enumerate(clips.exchange(number).question.split()):
+                bank.setdefault(word, []).append(Piece(number, index))
+
+    def cut(self, piece: Piece) -> tuple[FloatArray, list[tuple[float, str]]]:
+        """Return the sound of a word, and its phonemes."""
+        clip = self._clips[piece.clip]
+        starts = [float(start) for start, _ in clip.words]
+        is_last = piece.word + 1 == len(starts)
+        begin = max(0.0, starts[piece.word] - (0.0 if piece.word else _MARGIN_S))
+        end = clip.end_s + _MARGIN_S if is_last else starts[piece.word + 1]
+        names = self._clips.phoneme_names
+        marks = [(float(start), names[int(number)]) for start, number in clip.phonemes]
+        inside = [(max(0.0, start - begin), name) for start, name in marks if begin <= start < end]
+        first, last = (int(second * INPUT_SAMPLE_RATE) for second in (begin, end))
+        return _faded(clip.samples[first:last]), inside
+
+
+def _faded(samples: FloatArray) -> FloatArray:
+    """Fade the cut edges of a word in and out."""
+    count = min(int(_EDGE_S * INPUT_SAMPLE_RATE), len(samples) // 2)
+    made = samples.copy()
+    if count:
+        ramp = np.linspace(0.0, 1.0, count, dtype=np.float32)
+        made[:count] *= ramp
+        made[-count:] *= ramp[::-1]
+    return made
+
+
+def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
+    """Draw a question and join its words. The digits are those of one person, if there is one."""
+    numbers = np.random.default_rng(chance.getrandbits(60))
+    person: dict[str, list[Piece]] = {}
+    if bank.people and chance.random() < _PERSON_SHARE:
+        person = bank.people[chance.choice(sorted(bank.people))]
+    while True:
+        exchange = draw_exchange(chance, TRAINED_WORDS)
+        if person and exchange.kind not in _SPOKEN:
+            continue
+        words = exchange.question.split()
+        if all(word in person or word in bank.synthesised for word in words):
+            break
+    if chance.random() < _SHUFFLED_SHARE and len(words) > 2:
+        words = _shuffled(words, chance)
+        exchange = Exchange("unknown", " ".join(words), UNKNOWN)
+    own, other = draw_voice_change(changes, numbers), draw_voice_change(changes, numbers)
+    parts: list[tuple[FloatArray, list[tuple[float, str]]]] = []
+    for word in words:
+        takes = person.get(word) or bank.synthesised[word]
+        samples, marks = bank.cut(chance.choice(takes))
+        parts.append(_changed(samples, marks, own if word in person else other))
+    gaps = [chance.uniform(*_GAP_S) for _ in parts]
+    return _joined(exchange, words, parts, gaps)
+
+
+def _shuffled(words: Sequence[str], chance: Random) -> list[str]:
+    """Return the words in an order in which they are no question of the domain."""
+    verbs = {"say", "repeat", "plus", "count"}
+    ends = [word for word in words if word in verbs] or [words[0]]
+    others = [word for word in words if word not in ends]
+    chance.shuffle(others)
+    return [*others, *ends]
+
+
+def _changed(
+    samples: FloatArray, marks: list[tuple[float, str]], change: VoiceChange
+) -> tuple[FloatArray, list[tuple[float, str]]]:
+    return change.apply(samples), [(start / change.speed, name) for start, name in marks]
+
+
+def _joined(
+    exchange: Exchange,
+    words: Sequence[str],
+    parts: Sequence[tuple[FloatArray, list[tuple[float, str]]]],
+    gaps_s: Sequence[float],
+) -> Recorded:
+    """Join words at one level, with a gap after each of them but the last."""
+    sounds: list[FloatArray] = [np.zeros(int(0.03 * INPUT_SAMPLE_RATE), np.float32)]
+    starts: list[tuple[float, str]] = []
+    phonemes: list[tuple[float, str]] = [(0.0, "")]
+    at = end = len(sounds[0]) / INPUT_SAMPLE_RATE
+    for word, (samples, marks), gap_s in zip(words, parts, gaps_s, strict=True):
+        level = float(np.sqrt(np.square(samples).mean())) if len(samples) else 1.0
+        sounds.append(samples * np.float32(0.1 / max(level, 1e-4)))
+        starts.append((at, word))
+        phonemes += [(at + start, name) for start, name in marks]
+        end = at + len(samples) / INPUT_SAMPLE_RATE
+        phonemes.append((end, ""))
+        gap = np.zeros(int(gap_s * INPUT_SAMPLE_RATE), np.float32)
+        sounds.append(gap)
+        at = end + len(gap) / INPUT_SAMPLE_RATE
+    return Recorded(
+        exchange, "spliced", np.concatenate(sounds), end, tuple(starts), tuple(phonemes)
+    )

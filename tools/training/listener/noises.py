@@ -1,0 +1,75 @@
+"""Noises behind and between questions: synthetic, of recorded rooms, and of many voices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.types import FloatArray
+from training.corpus.rooms import colour, noise, reverberate
+from training.corpus.store import Corpus
+
+NOISE_SECONDS = 20
+RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.4, 0.65
+"""Share of noises that are rooms or voices, with questions and without."""
+_TALKERS = (3, 12)
+_SIZE = NOISE_SECONDS * INPUT_SAMPLE_RATE
+
+
+class NoiseBank:
+    """Noises that are generated once. Sessions use random parts of them.
+
+    `recorded` has more of them: the sound of rooms, and of many voices at once.
+    """
+
+    def __init__(self, seed: int, count: int, recorded: Sequence[FloatArray] = ()) -> None:
+        self._clips = [noise(_SIZE, np.random.default_rng([seed, 77, n])) for n in range(count)]
+        self._recorded = recorded
+
+    def draw(
+        self, count: int, chance: np.random.Generator, *, is_alone: bool = False
+    ) -> FloatArray:
+        """Return `count` samples of a random noise, starting at a random position."""
+        clips: Sequence[FloatArray] = self._clips
+        share = RECORDED_SHARE_ALONE if is_alone else RECORDED_SHARE
+        if len(self._recorded) and chance.random() < share:
+            clips = self._recorded
+        clip = np.asarray(clips[int(chance.integers(len(clips)))], np.float32)
+        start = int(chance.integers(len(clip)))
+        return np.resize(np.concatenate((clip[start:], clip[:start])), count)
+
+
+def record_noises(
+    rooms: Sequence[FloatArray], corpus: Corpus, seed: int, count: int
+) -> list[FloatArray]:
+    """Make `count` noises from recordings of rooms, and as many of talkers in the corpus."""
+    made: list[FloatArray] = []
+    for number in range(count):
+        chance = np.random.default_rng([seed, 78, number])
+        if rooms:
+            room = rooms[number % len(rooms)]
+            start = int(chance.integers(len(room)))
+            part = np.resize(np.concatenate((room[start:], room[:start])), _SIZE)
+            made.append(_levelled(colour(part, chance)))
+        made.append(_babble(corpus, chance))
+    return made
+
+
+def _babble(corpus: Corpus, chance: np.random.Generator) -> FloatArray:
+    """Mix several talkers of different loudness, who speak without a pause in a room."""
+    mixed = np.zeros(_SIZE, np.float32)
+    for _ in range(int(chance.integers(*_TALKERS))):
+        parts: list[FloatArray] = []
+        while sum(map(len, parts)) < _SIZE:
+            parts.append(corpus[int(chance.integers(len(corpus)))].samples)
+            parts.append(np.zeros(int(chance.uniform(0.0, 0.6) * INPUT_SAMPLE_RATE), np.float32))
+        voice = np.roll(np.concatenate(parts)[:_SIZE], int(chance.integers(_SIZE)))
+        mixed += reverberate(voice, chance) * np.float32(10 ** (chance.uniform(-9.0, 3.0) / 20))
+    return _levelled(colour(mixed, chance, 0.6))
+
+
+def _levelled(samples: FloatArray) -> FloatArray:
+    """Scale a noise to an RMS of 1."""
+    return (samples / (np.sqrt(np.square(samples).mean()) + 1e-9)).astype(np.float32)
