@@ -74,12 +74,13 @@ MODEL_FOLDERS = {
     "vocoder": ("audio",),
     "preparer_parts": ("audio", "vision", "llm", "vocoder"),
     "loader": (*NETWORKS, "preparer_parts"),
+    "memory": (*NETWORKS, "preparer_parts", "loader"),
     "duplex": (*NETWORKS, "preparer_parts", "loader"),
     "chat": (*NETWORKS, "preparer_parts", "loader"),
     "preparer": ("vocoder", "preparer_parts", "duplex", "chat"),
     "model": (*NETWORKS, "preparer_parts", "loader", "duplex", "chat", "preparer"),
     "worker_model": ("chat", "preparer", "model"),
-    "family": ("vision", "preparer_parts", "preparer", "model", "worker_model"),
+    "family": ("vision", "preparer_parts", "memory", "preparer", "model", "worker_model"),
 }
 BASE = (
     "batch_isolation",

@@ -45,8 +45,8 @@ def check_bounds(settings: object) -> None:
     """
     for name, bounds in _bounds_of(type(settings)):
         value = getattr(settings, name)
-        if value is None:
-            continue
+        if value is None or isinstance(value, str):
+            continue  # not a number, such as `auto`
         for bound in bounds:
             if problem := _problem(bound, value):
                 raise ValueError(f"{name} is {value}, must {problem}{_flag(bounds)}")

@@ -55,7 +55,7 @@ _LEAST_AMPLITUDE = 1e-3  # of a loud unit
 
 def open_device(settings: WorkerSettings) -> Device:
     """Return the device; the entry point of the family."""
-    return EchoDevice(settings.slot_count, settings.context_token_limit)
+    return EchoDevice(settings.given_slot_count, settings.context_token_limit)
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,7 @@ class _PlayedGraph:
         self.replay = call
 
 
-def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
+def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str, Any]]:
     """Return the owner, name and replacement of each function that needs the real device."""
     return (
         (torch.cuda, "_lazy_init", lambda: None),
@@ -371,7 +371,7 @@ def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
         (torch.cuda, "Event", partial(_PlayedEvent, border)),
         (torch.cuda, "set_sync_debug_mode", border.set_sync_debug_mode),
         (torch.cuda, "memory_allocated", lambda device=None: 0),
-        (torch.cuda, "mem_get_info", lambda device=None: (1 << 30, 1 << 30)),
+        (torch.cuda, "mem_get_info", lambda device=None: (memory_bytes, memory_bytes)),
         (torch.cuda, "get_device_name", lambda device=None: "played"),
         (torch, "Generator", _Generator),
         (graphs, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
@@ -379,15 +379,15 @@ def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def elsewhere(*, warms_up: bool = False) -> Iterator[Border]:
-    """Simulate the CUDA device `cuda:0` for the operations of this thread.
+def elsewhere(*, warms_up: bool = False, memory_bytes: int = 80 * 10**9) -> Iterator[Border]:
+    """Simulate the CUDA device `cuda:0`, with so much memory, for the operations of this thread.
 
     Without `warms_up`, models leave out the batches that they run when they are loaded. These
     batches are large, and nothing here depends on them.
     """
     border = Border()
     with pytest.MonkeyPatch.context() as patch, border:
-        for owner, name, played in _played_names(border):
+        for owner, name, played in _played_names(border, memory_bytes):
             patch.setattr(owner, name, played)
         for stage in () if warms_up else (AudioEncoder, Vocoder):
             patch.setattr(stage, "warm_up", lambda stage: None)

@@ -52,3 +52,15 @@ def test_limits_of_a_session_are_checked_too() -> None:
         WorkerSettings(
             checkpoint=Path("c"), schedulers=("a:1",), limits=SessionLimits(idle_timeout_s=0)
         )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"device": "cuda:0", "family": "echo"}, {"device": "cuda:0", "checkpoint": "scripted"}],
+)
+def test_slots_by_memory_need_a_gpu(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="slot_count is auto, must be a number without a GPU"):
+        WorkerSettings(**{"checkpoint": Path("c"), "slot_count": "auto", **values})
+    settings = WorkerSettings(checkpoint=Path("c"), slot_count="auto", device="cuda:0")
+    with pytest.raises(ValueError, match="slot_count is auto"):
+        _ = settings.given_slot_count

@@ -28,6 +28,8 @@ from duplane.fabric.tls.settings import FabricTlsSettings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DtypeOrAuto = Literal["auto", Dtype]
+AUTO = "auto"
+SlotCount = PositiveInt | Literal["auto"]
 Checkpoint = Literal["scripted"] | ExistingDirectory
 
 
@@ -160,8 +162,10 @@ class WorkerSettings:
     labels: Annotated[Names, Parameter("--label")] = ()
     """Labels that sessions can need, as KEY=VALUE, separated by commas, for example zone=a. Unless
     `model` and `device` are given, they are set from the checkpoint and the device."""
-    slot_count: Annotated[PositiveInt, Parameter("--slots")] = 4
-    """Maximum number of conversations at the same time."""
+    slot_count: Annotated[SlotCount, Parameter("--slots")] = 4
+    """Maximum number of conversations at the same time. `auto` is as many as fit into the free
+    memory of the GPU. A worker whose slots do not fit does not start, and names the number that
+    does."""
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
     dtype: DtypeOrAuto = "auto"
@@ -220,6 +224,10 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.slot_count == AUTO and (
+            self.device == "cpu" or self.family or self.checkpoint == "scripted"
+        ):
+            raise ValueError("slot_count is auto, must be a number without a GPU (flag --slots)")
         if not self.schedulers:
             raise ValueError("schedulers is empty, must name at least one")
         listen = parse_address(self.listen, "listen", min_port=0)
@@ -234,3 +242,10 @@ class WorkerSettings:
             parse_address(self.advertise, "advertise")
         elif listen.is_any:
             raise ValueError(f"advertise is empty, must say where edges reach {self.listen}")
+
+    @property
+    def given_slot_count(self) -> int:
+        """The number of slots. Raises ValueError if it is `auto`."""
+        if self.slot_count == AUTO:
+            raise ValueError("slot_count is auto, must be a number")
+        return self.slot_count

@@ -15,21 +15,17 @@ from support.paths import GOLDEN
 from support.tools.command import run_command
 
 from duplane.tools.checkpoint.dimensions import VOICE_TOKENS
-from duplane.tools.checkpoint.memory import (
+from duplane.tools.checkpoint.options import byte_count
+from duplane.tools.checkpoint.parts import expected_shapes
+from duplane.tools.checkpoint.random_weights import draw_tensor, plan_shards, write_random
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
+from duplane.worker.models.minicpm_o.memory import (
     StageMemory,
     VocoderPlan,
-    expected_shapes,
     slots_that_fit,
     stages,
-)
-from duplane.tools.checkpoint.options import byte_count
-from duplane.tools.checkpoint.random_weights import (
-    draw_tensor,
-    plan_shards,
     vocoder_modules,
-    write_random,
 )
-from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
@@ -199,6 +195,7 @@ def test_slots_share_what_the_weights_and_a_tenth_leave() -> None:
     held = [StageMemory("a", 100, 30), StageMemory("b", 200, 20)]
     assert slots_that_fit(held, 1000) == 12
     assert slots_that_fit(held, 100) == 0
+    assert slots_that_fit(held, 1000, graph_bytes=120) == 9
 
 
 @pytest.mark.parametrize(
@@ -211,7 +208,7 @@ def test_sizes_are_read_with_their_units(text: str, size: float) -> None:
 def test_device_without_room_for_a_slot_is_told_why_and_what_would_fit(tmp_path: Path) -> None:
     arguments = ("checkpoint", "random", str(tmp_path / "none"), "--like", LIKE, "--scale", "0.1")
     size = ("--dry", "--context", "8192", "--dtype", "float32", "--device-memory")
-    code, output = run_command(*arguments, *size, "150MB")
+    code, output = run_command(*arguments, *size, "1.35GB")
     assert code == 0
     assert "has room for 0 slots" in output
     assert "weights and tables take" in output

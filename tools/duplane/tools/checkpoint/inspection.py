@@ -12,30 +12,31 @@ import orjson
 from duplane.tools.bench.report import show
 from duplane.tools.checkpoint.dimensions import VOICE_TOKENS, dimensions
 from duplane.tools.checkpoint.flow_yaml import flow_yaml
-from duplane.tools.checkpoint.memory import (
-    WORK_SHARE,
-    AnyVocoderPlan,
+from duplane.tools.checkpoint.options import MemoryOptions
+from duplane.tools.checkpoint.parts import (
     Count,
-    HarmonicPlan,
     Shape,
-    StageMemory,
-    VocoderPlan,
     counts,
     expected_shapes,
-    slots_that_fit,
-    stages,
+    vocoder_counts,
 )
-from duplane.tools.checkpoint.options import MemoryOptions
-from duplane.tools.checkpoint.random_weights import vocoder_modules
 from duplane.tools.checkpoint.tensor_shapes import tensor_shapes
 from duplane.tools.checkpoint.tokenizer_files import train_tokenizer
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
-from duplane.worker.models.minicpm_o.loader import prompt_room
+from duplane.worker.models.minicpm_o.memory import (
+    GRAPH_BYTES,
+    WORK_SHARE,
+    AnyVocoderPlan,
+    StageMemory,
+    VocoderPlan,
+    plan_vocoder,
+    slots_that_fit,
+    stages,
+    vocoder_modules,
+)
 from duplane.worker.models.minicpm_o.preparer_parts import VOCODER_FOLDER
 from duplane.worker.models.minicpm_o.vocoder import harmonic
-from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicVocoder
-from duplane.worker.models.minicpm_o.vocoder.voice import has_networks, load_vocoder_voice
 from duplane.worker.settings import Dtype
 
 FILES = (
@@ -70,10 +71,10 @@ def inspect_checkpoint(directory: Path, options: MemoryOptions) -> bool:
     checkpoint = Checkpoint(directory)
     shapes = checkpoint.shapes()
     _show_files(directory, checkpoint)
-    plan = _plan(directory / VOCODER_FOLDER)
+    plan = plan_vocoder(directory / VOCODER_FOLDER)
     if plan is None:
         print("warning: the vocoder is absent: answers are text without speech\n")
-    _show_counts("parameters", [*counts(shapes.items()), *(plan.counts() if plan else [])])
+    _show_counts("parameters", [*counts(shapes.items()), *(vocoder_counts(plan) if plan else [])])
     is_whole = _show_faults(shapes, expected_shapes(checkpoint.config))
     _show_memory(checkpoint.config, plan, options)
     return is_whole
@@ -88,17 +89,8 @@ def describe(like: str, factor: float, options: MemoryOptions) -> None:
         (folder / "hift_dims.json").write_bytes(orjson.dumps(made.hift))
         plan = VocoderPlan(*vocoder_modules(folder), 2 * VOICE_TOKENS)
     found = counts(tensor_shapes(made.config))
-    _show_counts(f"{like} at scale {factor:g}", [*found, *plan.counts()])
+    _show_counts(f"{like} at scale {factor:g}", [*found, *vocoder_counts(plan)])
     _show_memory(made.config, plan, options)
-
-
-def _plan(folder: Path) -> AnyVocoderPlan | None:
-    if (folder / harmonic.CONFIG).exists():
-        return HarmonicPlan(HarmonicVocoder.load(folder, slot_count=1))
-    if not (folder / "flow.yaml").exists():
-        return None
-    frames = prompt_room(load_vocoder_voice(folder), reads_clips=has_networks(folder))
-    return VocoderPlan(*vocoder_modules(folder), frames)
 
 
 def _show_files(directory: Path, checkpoint: Checkpoint) -> None:
@@ -168,19 +160,21 @@ def _show_fit(
     device_bytes: int,
 ) -> None:
     """Print how many slots fit. If no slot fits, print why, and which settings would fit."""
-    fitting = slots_that_fit(found, device_bytes)
+    fitting = slots_that_fit(found, device_bytes, graph_bytes=GRAPH_BYTES)
     print(f"a device of {device_bytes / 1e9:g} GB has room for {fitting} slots")
     if fitting:
         return
     fixed, slot = sum(s.fixed_bytes for s in found), sum(s.slot_bytes for s in found)
     print(
         f"weights and tables take {fixed / 1e9:.1f} GB, one slot {slot / 1e9:.1f} GB, and"
-        f" {WORK_SHARE:.0%} of the device is kept free for intermediate tensors"
+        f" {WORK_SHARE:.0%} of the device is kept free for intermediate tensors, and"
+        f" {GRAPH_BYTES / 1e9:.1f} GB for CUDA graphs"
     )
-    print(f"one slot fits a device of {(fixed + slot) / (1 - WORK_SHARE) / 1e9:.1f} GB")
+    one = (fixed + slot + GRAPH_BYTES) / (1 - WORK_SHARE)
+    print(f"one slot fits a device of {one / 1e9:.1f} GB")
     for dtype, context in _smaller(options):
         smaller = stages(config, capacity=context, dtype=torch_dtype(dtype), vocoder=plan)
-        if count := slots_that_fit(smaller, device_bytes):
+        if count := slots_that_fit(smaller, device_bytes, graph_bytes=GRAPH_BYTES):
             print(f"with --dtype {dtype} --context {context}, {count} slots fit this device")
             return
     print("no shorter context and no smaller dtype fits this device: it needs a smaller model")

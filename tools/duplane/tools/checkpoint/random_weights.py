@@ -18,9 +18,7 @@ from duplane.tools.checkpoint.tensor_shapes import tensor_shapes
 from duplane.tools.checkpoint.tokenizer_files import train_tokenizer, write_tokenizer
 from duplane.tools.checkpoint.vocoder_files import FOLDER, random_voice, weight_normed
 from duplane.tools.checkpoint.weights import save_safetensors, spread
-from duplane.worker.models.minicpm_o.vocoder.files import read_flow_config, read_hift_config
-from duplane.worker.models.minicpm_o.vocoder.flow import Flow
-from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
+from duplane.worker.models.minicpm_o.memory import vocoder_modules
 
 Shape = tuple[int, ...]
 Draw = Callable[[str, Shape, torch.dtype], Tensor]
@@ -123,12 +121,6 @@ def _write_vocoder(made: Dimensions, folder: Path, draw: Draw, seed: int) -> Non
     torch.save(stored, folder / "hift.pt")
     voice = {name: torch.tensor(value) for name, value in random_voice(seed, VOICE_TOKENS).items()}
     save_safetensors(voice, folder / "voice.safetensors")
-
-
-def vocoder_modules(folder: Path) -> tuple[Flow, HiFT]:
-    """Build the two models of the folder's configuration on the meta device, without weights."""
-    with torch.device("meta"):
-        return Flow(read_flow_config(folder), steps=1), HiFT(read_hift_config(folder))
 
 
 def _drawn(module: nn.Module, draw: Draw) -> Iterator[tuple[str, Tensor]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from duplane.fabric.process import StartError
-from duplane.tools.doctor.findings import Finding, error, ok
+from duplane.tools.doctor.findings import Finding, Level, error, ok
 from duplane.worker.settings import WorkerSettings
 from duplane.worker.start_check import check_start, cuda_device_count
 
@@ -42,7 +43,10 @@ def findings(settings: WorkerSettings) -> Iterator[Finding]:
     if settings.checkpoint == "scripted" or settings.family:
         yield ok(CHECK, "--checkpoint", "a model with rules of its own")
         return
-    yield of_torch(settings.device, installed_torch(), cuda_device_count())
+    found = of_torch(settings.device, installed_torch(), cuda_device_count())
+    yield found
+    if settings.device != "cpu" and found.level is Level.OK:
+        yield of_memory(settings)
 
 
 def of_torch(device: str, torch: Torch | None, driver_count: int) -> Finding:
@@ -65,3 +69,21 @@ def of_torch(device: str, torch: Torch | None, driver_count: int) -> Finding:
             f" {torch.device_count}: the driver is older than CUDA {torch.cuda} needs",
         )
     return ok(CHECK, "--device", f"{device}, with torch {torch.version} for CUDA {torch.cuda}")
+
+
+def of_memory(settings: WorkerSettings) -> Finding:
+    """Compare the slots with the memory that is free on the GPU, as the worker does."""
+    import torch
+
+    from duplane.worker.models.interface import LoadError
+    from duplane.worker.models.minicpm_o.dtype import choose_dtype
+    from duplane.worker.models.minicpm_o.memory import choose_slot_count
+
+    try:
+        dtype = choose_dtype(
+            settings.dtype, Path(settings.checkpoint), torch.device(settings.device)
+        )
+        count = choose_slot_count(settings, dtype)
+    except LoadError as problem:
+        return error(CHECK, "--slots", str(problem))
+    return ok(CHECK, "--slots", f"{count} slots fit into the free memory of {settings.device}")

@@ -30,7 +30,7 @@ from duplane.tools.up.supervisor import Role, RoleError
 from duplane.tools.up.temporary import temporary_directory
 from duplane.tools.up.tracing import traced
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
-from duplane.worker.settings import Checkpoint, DtypeOrAuto
+from duplane.worker.settings import AUTO, Checkpoint, DtypeOrAuto, SlotCount
 from duplane.worker.start_check import check_start
 
 _log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class UpSettings:
     """Port of the edge; 0 picks a free one. Default: 8006."""
     worker_count: Annotated[PositiveInt, Parameter("--workers")] = 1
     """Number of worker processes."""
-    slot_count: Annotated[PositiveInt | None, Parameter("--slots")] = None
-    """Concurrent conversations per worker. Default: 4."""
+    slot_count: Annotated[SlotCount | None, Parameter("--slots")] = None
+    """Concurrent conversations per worker; `auto` as for a worker. Default: 4."""
     checkpoint: Literal["random"] | Checkpoint | None = None
     """Checkpoint directory in the public format; or `scripted`, as for a worker; or `random`, for
     a small checkpoint of random weights that is built at start: its answers mean nothing, and its
@@ -122,7 +122,7 @@ class Fabric:
     operator_page: str  # empty if the edge has none, or its address is not known
     scheduler: str
     metrics: Sequence[Address]  # where edge, scheduler and workers serve metrics
-    slot_count: int
+    slots: str  # how many
     note: str  # about the model; empty for a checkpoint of the user
     roles: Sequence[Role]
 
@@ -168,7 +168,7 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
         show(
             f"duplane is ready:{page} ws{s}://{fabric.edge}/v1/realtime?mode=audio"
             f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
-            f" ({fabric.slot_count} slots{note})\n"
+            f" ({fabric.slots}{note})\n"
         )
         if fabric.operator_page:
             show(f"for operators: {fabric.operator_page}\n")
@@ -309,10 +309,14 @@ async def running(settings: UpSettings, certificates: Path | None = None) -> Asy
             operator_page=operator_page(edge_settings, served),
             scheduler=scheduler.address,
             metrics=metrics,
-            slot_count=settings.worker_count * worker_settings.slot_count,
+            slots=_slots(settings.worker_count, worker_settings.slot_count),
             note=_note(worker_settings.checkpoint, is_random=is_random),
             roles=(edge, *workers, scheduler),
         )
+
+
+def _slots(worker_count: int, slot_count: SlotCount) -> str:
+    return "slots by memory" if slot_count == AUTO else f"{worker_count * slot_count} slots"
 
 
 def _note(checkpoint: Path | str, *, is_random: bool) -> str:

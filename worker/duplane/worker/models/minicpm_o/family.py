@@ -10,6 +10,7 @@ import torch
 from duplane.worker.models import interface
 from duplane.worker.models.cpu_threads import usable_cores
 from duplane.worker.models.minicpm_o import dtype as dtypes
+from duplane.worker.models.minicpm_o.memory import choose_slot_count
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer import Preparer
 from duplane.worker.models.minicpm_o.preparer_parts import (
@@ -42,7 +43,7 @@ class _Family:
         preparation = load_preparer_parts(directory)
         model = DuplexModel.load(
             directory,
-            slot_count=settings.slot_count,
+            slot_count=choose_slot_count(settings, dtype),
             context_capacity=settings.context_token_limit,
             device=settings.device,
             dtype=dtype,

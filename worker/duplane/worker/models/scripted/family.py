@@ -11,7 +11,7 @@ def open_device(settings: WorkerSettings) -> Device:
     """Return a device with the scripted model of the settings."""
     script = settings.script
     model = ScriptedModel(
-        settings.slot_count,
+        settings.given_slot_count,
         settings.context_token_limit,
         seed=script.scripted_seed,
         unit_s=script.scripted_unit_s,

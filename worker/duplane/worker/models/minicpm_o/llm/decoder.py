@@ -82,15 +82,20 @@ class DecoderConfig:
         )
 
 
-class Rotary:
+class Rotary(nn.Module):
     """Cosines and sines of the rotary angles of all positions, float32 `[capacity, head_dim]`."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: DecoderConfig, capacity: int, device: torch.device) -> None:
+        super().__init__()
         exponents = torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim
         frequencies = 1.0 / (config.rope_theta**exponents)
         angles = torch.arange(capacity, device=device).float()[:, None] * frequencies
-        self.cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
-        self.sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        self.register_buffer("cos", torch.cat((cos, cos), dim=-1), persistent=False)
+        self.register_buffer("sin", torch.cat((-sin, sin), dim=-1), persistent=False)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines `[rows, 1, head_dim]` for rows at these positions.
