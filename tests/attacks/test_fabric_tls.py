@@ -49,6 +49,7 @@ SCHEDULER_RPCS = {
 }
 WORKER_RPCS = {
     "/duplane.fabric.v1.SessionService/Converse": "edge client",
+    "/duplane.fabric.v1.SessionService/TakeOver": "edge",
     "/duplane.fabric.v1.SessionService/Chat": "edge client",
 }
 HEALTH_RPCS = {

@@ -22,6 +22,7 @@ from duplane.scheduler.store.memory import MemoryStore
 from duplane.worker.admission import Admission
 from duplane.worker.metrics import WorkerMetrics
 from duplane.worker.models.scripted.model import ScriptedModel
+from duplane.worker.session.copies import Copies
 
 _INTRODUCTION = """\
 # Metrics
@@ -50,7 +51,9 @@ def registries() -> Mapping[str, CollectorRegistry]:
     edge.observe_detached(lambda: ())
     edge.observe_journals(JournalSpace(0, 0), dict)
     edge.observe_tenants(lambda: 0, lambda: {OTHER_TENANTS: 0})
-    worker = WorkerMetrics(Admission("", 0, ()), ScriptedModel(1).constants, lambda: 0, 0)
+    worker = WorkerMetrics(
+        Admission("", 0, ()), ScriptedModel(1).constants, lambda: 0, 0, Copies(0, 0)
+    )
     found = {"edge": edge.registry, "scheduler": scheduler.registry, "worker": worker.registry}
     for role, registry in found.items():
         observe_spans(registry, role, None)

@@ -57,6 +57,9 @@ MAX_REBUILD_UNIT_COUNT = 1024
 # can no longer move.
 MAX_STATE_BYTES = 64 * 1024
 
+# Maximum number of bytes of `Unit.edge_note`.
+MAX_NOTE_BYTES = 4096
+
 # Maximum number of unfinished speech requests of a conversation, and maximum number of bytes of the
 # text of one. More requests and longer texts are refused.
 MAX_SPEECH_REQUESTS = 8

@@ -5,6 +5,7 @@ A journal exists only in memory, and is deleted when its session ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -118,6 +119,13 @@ class Journal:
         id_bytes = _ID_BYTES * len(past.token_ids)
         self._units.append(past)
         self._add(audio_bytes + frame_bytes + id_bytes + sum(state_bytes) + _ENTRY_BYTES)
+
+    def extend(self, units: Sequence[session_pb2.PastUnit]) -> None:
+        """Add units that another journal had."""
+        for past in units:
+            if self.is_whole:
+                self._units.append(past)
+                self._add(past.ByteSize() + _ENTRY_BYTES)
 
     def _add(self, byte_count: int) -> None:
         """Count bytes. Give the journal up if a bound is exceeded."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 
 from prometheus_client.metrics_core import Metric
 
 from duplane.fabric.errors import Reason
+from duplane.fabric.journal import LossReason
 from duplane.fabric.kinds import KINDS_BY_NAME, kind_name
 from duplane.fabric.monitoring.metrics import (
     UNIT_BUCKETS_S,
@@ -24,8 +26,23 @@ from duplane.worker.admission import Admission, SlotState
 from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.models.interface import ModelConstants
 from duplane.worker.models.types import SpeechOutcome, SpeechResult
+from duplane.worker.session.copies import Copies
 
 ROLE = "worker"
+
+
+class AttachOutcome(StrEnum):
+    """What became of a call that wanted to continue a session."""
+
+    ATTACHED = "attached"
+    TAKEN_OVER = "taken_over"
+    UNKNOWN = "unknown"
+    NOT_READY = "not_ready"
+    STALE = "stale"
+    SUPERSEDED = "superseded"
+    REFUSED = "refused"
+
+
 OUTCOMES = ("listen", "speech", "failed", "dropped")
 STAGES = tuple(
     field.name for field in session_pb2.StageTimes.DESCRIPTOR.fields if field.name != "total"
@@ -72,11 +89,13 @@ class WorkerMetrics:
         model: ModelConstants,
         used_bytes: Callable[[], int],
         memory_bytes: int,
+        copies: Copies,
     ) -> None:
         self.registry = registry = new_registry(ROLE)
         self.unit_count = 0
         self.latest_unit_times_s = deque[float](maxlen=_UNIT_TIMES_KEPT)
         self._admission = admission
+        self._copies = copies
         self._model = model
         self._used_bytes = used_bytes
         self._memory_bytes = memory_bytes
@@ -149,6 +168,18 @@ class WorkerMetrics:
             "duplane_chat_delta_duration_seconds",
             "Time from one delta of a chat to the next; for the first delta, from the request.",
         ).of()
+        self._copies_given_up = counters(
+            registry,
+            "duplane_copies_given_up_total",
+            "Copies of sessions that were given up.",
+            why=tuple(LossReason),
+        )
+        self._attaches = counters(
+            registry,
+            "duplane_attaches_total",
+            "Calls of edges that wanted to continue a session from its copy.",
+            outcome=tuple(AttachOutcome),
+        )
         Observed(registry, self._observe)
 
     def unit(
@@ -182,6 +213,14 @@ class WorkerMetrics:
         """Count requests to speak that have ended."""
         for result in results:
             self._speech_ends.of(result.outcome.value).inc()
+
+    def copy_given_up(self, reason: LossReason) -> None:
+        """Count a copy that was given up."""
+        self._copies_given_up.of(reason).inc()
+
+    def attached(self, outcome: AttachOutcome) -> None:
+        """Count a call that wanted to continue a session."""
+        self._attaches.of(outcome).inc()
 
     def unit_failed(self) -> None:
         """Count a unit that has no output."""
@@ -239,6 +278,16 @@ class WorkerMetrics:
             "duplane_worker_draining",
             "1 if this worker accepts no new sessions, because it drains or its device is stuck.",
             float(self._admission.is_draining),
+        )
+        yield gauge(
+            "duplane_copies",
+            "Copies of sessions that this worker keeps for other edges.",
+            float(self._copies.count),
+        )
+        yield gauge(
+            "duplane_copy_bytes",
+            "Memory of the copies of sessions.",
+            float(self._copies.space.used_bytes),
         )
         yield gauge(
             "duplane_device_stuck",

@@ -32,6 +32,7 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.metrics import WorkerMetrics
 from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import Device, DeviceLostError, LoadError, ModelConstants
+from duplane.worker.session.copies import Copies
 from duplane.worker.session.servicer import SERVICE, SessionServicer
 from duplane.worker.settings import WorkerSettings
 from duplane.worker.start_check import check_exposure, check_start
@@ -152,11 +153,13 @@ class Worker:
             _kinds(engine.constants),
             self._on_change,
         )
+        self._copies = Copies(settings.copy_bytes, settings.copy_total_bytes, self._on_change)
         self._metrics = WorkerMetrics(
             self._admission,
             engine.constants,
             lambda: engine.memory_used_bytes,
             device.description().memory_bytes,
+            self._copies,
         )
         tracer.observe(self._metrics.registry)
         observe_certificates(
@@ -174,7 +177,13 @@ class Worker:
             asyncio.TaskGroup() as cleanups,
         ):
             sessions = SessionServicer(
-                self._admission, self._engine, self._tracer, settings, cleanups, self._metrics
+                self._admission,
+                self._engine,
+                self._tracer,
+                settings,
+                cleanups,
+                self._metrics,
+                self._copies,
             )
             sessions.add_to(self._server.grpc)
             bound = await self._server.start(settings.listen)
@@ -256,7 +265,7 @@ class Worker:
     def _on_change(self) -> None:
         if self._attach_loop:
             self._attach_loop.report_soon()
-        if self._admission.is_idle:
+        if self._admission.is_idle and not self._copies.count:
             self._idle.set()
         else:
             self._idle.clear()

@@ -192,6 +192,14 @@ class WorkerSettings:
     """Seconds of one call into the model after which the worker ends its sessions and itself."""
     recheck_interval_s: PositiveFloat = 10.0
     """Seconds after which a slot whose cleanup failed is cleaned and checked again."""
+    copy_bytes: NonNegativeInt = 32 * 1024 * 1024
+    """Maximum number of bytes of the copy of one session, which the worker keeps if the client may
+    resume the session at another edge. A session with a larger copy can be resumed only at its own
+    edge. 0 keeps no copies."""
+    copy_total_bytes: NonNegativeInt = 4 * 1024**3
+    """Maximum number of bytes of all copies. Above it, the worker deletes the copy of the session
+    whose edge is lost for the longest time, and without such a session the copy that grows. 0 keeps
+    no copies."""
     drain_timeout_s: PositiveFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they are closed with SHUTDOWN."""
     memory_tolerance_bytes: PositiveInt = 64 * 1024 * 1024

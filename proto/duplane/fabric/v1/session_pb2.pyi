@@ -411,10 +411,12 @@ class Resume(_message.Message):
     def __init__(self) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "keep_copy")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KEEP_COPY_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    keep_copy: bool
+    def __init__(self, reason: _Optional[str] = ..., keep_copy: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change", "rebuild_state", "interrupted_turn", "listen_probability", "speech_request", "speech_results")

@@ -90,9 +90,9 @@ class SessionServiceServicer:
         With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
         session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
         worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-        that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
-        units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
-        `attach` wins.
+        that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
+        (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
+        wins.
 
         Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
         and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -114,8 +114,8 @@ class SessionServiceServicer:
 
     def TakeOver(self, request, context):
         """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-        `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
-        these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+        `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+        worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
         ask several workers, read `attached` of each, and cancel all calls but the one with the highest
         `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
         older releases do not have this method.

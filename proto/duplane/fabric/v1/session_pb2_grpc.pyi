@@ -59,9 +59,9 @@ class SessionServiceStub:
     With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
     session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-    that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
-    units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
-    `attach` wins.
+    that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
+    (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
+    wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -79,8 +79,8 @@ class SessionServiceStub:
     """
     TakeOver: _grpc.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]
     """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-    `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
-    these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+    `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+    worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
     ask several workers, read `attached` of each, and cancel all calls but the one with the highest
     `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
     older releases do not have this method.
@@ -127,9 +127,9 @@ class SessionServiceAsyncStub(SessionServiceStub):
     With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
     session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-    that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
-    units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
-    `attach` wins.
+    that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
+    (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
+    wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -147,8 +147,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     TakeOver: _aio.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]  # type: ignore[assignment]
     """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-    `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
-    these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+    `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+    worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
     ask several workers, read `attached` of each, and cancel all calls but the one with the highest
     `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
     older releases do not have this method.
@@ -198,9 +198,9 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
         session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
         worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-        that it has are answered, and sends `attached`, the deltas that the client lacks, and the past
-        units (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid
-        `attach` wins.
+        that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
+        (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
+        wins.
 
         Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
         and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -224,8 +224,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.TakeOverResponse], _abc.AsyncIterator[_session_pb2.TakeOverResponse]]:
         """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-        `attached`, the deltas that the client lacks, and the past units (`kept`). After the last of
-        these, the worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
+        `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+        worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
         ask several workers, read `attached` of each, and cancel all calls but the one with the highest
         `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
         older releases do not have this method.

@@ -27,9 +27,10 @@ class CallState(Enum):
 
 
 _LEGAL: dict[CallState, dict[str, CallState]] = {
-    CallState.UNCLAIMED: {"claim": CallState.CLAIMED},
+    CallState.UNCLAIMED: {"claim": CallState.CLAIMED, "attach": CallState.CLAIMED},
     CallState.CLAIMED: {"open": CallState.OPENED, "close": CallState.CLAIMED},
     CallState.OPENED: {
+        "keep": CallState.OPENED,
         "rebuild": CallState.REBUILDING,
         "unit": CallState.RUNNING,
         "pause": CallState.PAUSED,
@@ -94,6 +95,10 @@ class CallStateMachine:
                 assert_never(state)
         self.state = state
         return message
+
+    def attached(self, now: float) -> None:
+        """Record that a new stream of the client continues the call."""
+        self.deadline_s = max(self.deadline_s, now + self._limits.idle_timeout_s)
 
     def rebuilt(self, now: float, *, is_last: bool) -> None:
         """Record that the model has rebuilt the units of a `rebuild` message."""

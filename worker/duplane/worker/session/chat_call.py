@@ -10,7 +10,7 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import ChatStep, Event, Lost
 from duplane.worker.models.interface import PreparedChat
 from duplane.worker.models.types import OptionError
-from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
+from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Connection, Stream
 from duplane.worker.session.chat_options import chat_request, ignored_paths, invalid_chat
 from duplane.worker.session.chat_reporter import ChatReporter
 from duplane.worker.settings import SessionLimits
@@ -53,8 +53,8 @@ class ChatCall(Call[session_pb2.ChatResponse]):
     def _last_response(self, end: CallEnd) -> None:
         self._reporter.finish(end.reason if isinstance(end, FabricError) else None)
 
-    async def _receive(self) -> None:
-        with self._ending_on_errors():
+    async def _receive(self, connection: Connection[session_pb2.ChatResponse]) -> None:
+        with self._ending_on_errors(connection):
             self._reporter.begin_preparation()
             prepared = await self._prepare()
             self._reporter.begin_prefill(prepared, ignored_paths(self._request, prepared))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
@@ -30,8 +30,15 @@ from duplane.worker.models.types import (
     PastUnit,
     Rebuilt,
 )
-from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
+from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Connection, Stream
 from duplane.worker.session.call_state import CallState, CallStateMachine
+from duplane.worker.session.copies import (
+    REPLAY_S,
+    Copies,
+    SessionCopy,
+    copy_responses,
+    superseded,
+)
 from duplane.worker.session.duplex_options import (
     conversation_options,
     field_path,
@@ -50,11 +57,22 @@ _UNITS_PER_TURN = 64  # past units without pictures that are prepared in one tur
 CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason if a unit does not fit into the context
 
 
-class DuplexCall(Call[session_pb2.ConverseResponse]):
-    """The call of one duplex session, after its claim.
+class SlotListener(NamedTuple):
+    """What is called when a session changes in a way that the reports of its slot show.
 
     `on_pause(is_paused)` is called at every pause and resume, and `on_fixed` when the client says
     that the session can no longer move to another worker.
+    """
+
+    on_pause: Callable[[bool], None]
+    on_fixed: Callable[[], None]
+
+
+class DuplexCall(Call[session_pb2.ConverseResponse]):
+    """The call of one duplex session, after its claim.
+
+    `copies` keep the session if the client asks for it. Then the call outlives its stream, and
+    `attach` gives it another one.
     """
 
     def __init__(
@@ -65,15 +83,25 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         engine: DeviceThread,
         reporter: UnitReporter,
         limits: SessionLimits,
-        on_pause: Callable[[bool], None],
-        on_fixed: Callable[[], None],
+        listener: SlotListener,
+        copies: Copies,
     ) -> None:
         outbox_capacity = engine.constants.count_of(limits.outbox_message_count)
         super().__init__(stream, claims.slot, engine, limits, outbox_capacity)
         self._state = state
         self._reporter = reporter
-        self._on_pause = on_pause
-        self._on_fixed = on_fixed
+        self._listener = listener
+        self._copies = copies
+        self._session_id = claims.session_id
+        self.copy: SessionCopy | None = None
+        # True if the copy must outlive the call although the client has ended the call.
+        self.keeps_copy = False
+        # What `keep` needs; None when it can no longer come.
+        self._keepable: tuple[session_pb2.Open, session_pb2.Opened] | None = None
+        self._opening: session_pb2.Open | None = None
+        self._settled = asyncio.Event()
+        # True while a client that has attached waits for the copy, which will have all outcomes.
+        self._is_copying = False
         self._is_omni = claims.kind == lease_pb2.SESSION_KIND_OMNI_DUPLEX
         self._token_limit = engine.constants.context_capacity
         self._last_sequence = -1
@@ -108,6 +136,73 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self._leaving_reasons.remove(session_pb2.LEAVING_REASON_DRAIN)
             self._send(session_pb2.ConverseResponse(staying=session_pb2.Staying()))
 
+    # The streams of a session with a copy.
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.copy is not None and not self.copy.is_deleted and not self._end.done()
+
+    @property
+    def ended(self) -> asyncio.Future[CallEnd]:
+        """The end of the call."""
+        return self._end
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the call has no stream."""
+        return self._connection.left.done()
+
+    def _lose(
+        self,
+        connection: Connection[session_pb2.ConverseResponse],
+        error: FabricError | None,
+    ) -> None:
+        if self._is_kept:
+            connection.leave(error)
+        elif not connection.left.done():
+            super()._lose(connection, error)
+
+    def abandon(self, stream: Stream) -> bool:
+        """Note that a stream has ended. Return whether the call goes on without it."""
+        if not self._is_kept:
+            return self._connection.stream is not stream
+        if self._connection.stream is stream:
+            self._connection.leave(None)
+        return True
+
+    def attach(self, stream: Stream) -> Connection[session_pb2.ConverseResponse]:
+        """Continue the call on another stream. The client of the former one gets SUPERSEDED."""
+        former = self._connection
+        self._connection = Connection[session_pb2.ConverseResponse](stream, former.capacity)
+        former.leave(superseded())
+        self._state.attached(time.monotonic())
+        self._is_copying = True
+        return self._connection
+
+    async def send_copy(
+        self, connection: Connection[session_pb2.ConverseResponse], after: int
+    ) -> None:
+        """Send the session to a client that has attached, when all units have their outcomes."""
+        copy = self.copy
+        if copy is None:
+            raise ValueError("the call has no copy")
+        if not copy.is_settled:
+            waits = asyncio.ensure_future(self._settled.wait())
+            try:
+                ends = {waits, self._end, connection.left}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waits.cancel()
+        if connection is self._connection:
+            self._is_copying = False
+        with self._ending_on_errors(connection):
+            for response in copy_responses(copy, after, session_pb2.ConverseResponse):
+                if self._end.done() or connection.left.done():
+                    return
+                if copy.is_deleted:  # it was given up meanwhile
+                    raise FabricError(Reason.UNKNOWN_SESSION, "the copy was given up")
+                await self._write_one(connection, response)
+
     def _last_response(self, end: CallEnd) -> session_pb2.ConverseResponse | None:
         if isinstance(end, FabricError):
             return None
@@ -116,34 +211,50 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     # From the client.
 
-    async def _receive(self) -> None:
-        with self._ending_on_errors():
+    async def _receive(self, connection: Connection[session_pb2.ConverseResponse]) -> None:
+        with self._ending_on_errors(connection):
             while not self._end.done():
                 try:
                     async with asyncio.timeout(self._state.left_s(time.monotonic())):
-                        request = await self._stream.read()
+                        request = await connection.stream.read()
                 except TimeoutError:
                     self.end(self._state.expire())
                     return
-                if not isinstance(request, session_pb2.ConverseRequest):
-                    self.close(session_pb2.CLOSE_REASON_CLIENT)  # the client has half-closed
+                if connection.left.done():
                     return
-                message = self._state.receive(request, time.monotonic())
-                if message == "unit":
-                    await self._receive_unit(request.unit)
-                elif message == "open":
-                    await self._open(request.open)
-                elif message == "rebuild":
-                    await self._rebuild(request.rebuild)
-                elif message in ("pause", "resume"):
-                    self._on_pause(message == "pause")
-                elif message == "close":
-                    self.close(session_pb2.CLOSE_REASON_CLIENT)
+                if not isinstance(request, session_pb2.ConverseRequest):
+                    # The client has half-closed the call, or the connection is broken.
+                    self._lose(connection, None)
+                    return
+                await self._receive_one(connection, request)
+
+    async def _receive_one(
+        self,
+        connection: Connection[session_pb2.ConverseResponse],
+        request: session_pb2.ConverseRequest,
+    ) -> None:
+        message = self._state.receive(request, time.monotonic())
+        if message == "unit":
+            await self._receive_unit(connection, request)
+        elif message == "open":
+            await self._open(request.open)
+        elif message == "keep":
+            self._keep(request.keep)
+        elif message == "rebuild":
+            await self._rebuild(request.rebuild)
+        elif message in ("pause", "resume"):
+            if self.copy:
+                self.copy.is_paused = message == "pause"
+            self._listener.on_pause(message == "pause")
+        elif message == "close":
+            self.keeps_copy = request.close.keep_copy
+            self.close(session_pb2.CLOSE_REASON_CLIENT)
 
     async def _open(self, request: session_pb2.Open) -> None:
         rate = self._engine.constants.input_hertz
         options, self._short_voices = conversation_options(request, self._limits, rate)
         self._options = options
+        self._opening = request
         self._token_limit = token_limit(request, self._token_limit)
         self._sent_paths = sent_paths(request)
         _log.debug("opens with the settings %s", sorted(self._sent_paths))
@@ -160,6 +271,14 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             return
         self._engine.open(self.channel, prepared)
 
+    def _keep(self, keep: session_pb2.Keep) -> None:
+        if not (self._keepable and self._copies.is_enabled):
+            fault = "keep can come only directly after opened, from a worker that keeps copies"
+            raise FabricError(Reason.OUT_OF_ORDER, fault)
+        count = self._engine.constants.count_of(REPLAY_S)
+        self.copy = self._copies.keep(self._session_id, keep, *self._keepable, replay_count=count)
+        self._keepable = None
+
     async def _rebuild(self, request: session_pb2.Rebuild) -> None:
         """Let the model rebuild past units, and answer when all of them are rebuilt.
 
@@ -169,6 +288,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         """
         if not self._is_open:
             raise FabricError(Reason.OUT_OF_ORDER, "rebuild cannot come before opened")
+        self._keepable = None
+        if self.copy:
+            self.copy.is_ready = False
         check_model(request, self._engine.constants.digest)
         if self._options.seed is None and not self._options.is_greedy:
             raise FabricError(Reason.REBUILD_REFUSED, "open has no seed", field="seed")
@@ -187,6 +309,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             done += len(part)
         self._last_sequence = units[-1].unit.sequence if units else self._last_sequence
         self._state.rebuilt(time.monotonic(), is_last=request.is_last)
+        if self.copy:
+            self._copies.rebuild(self.copy, request)
+            self.copy.is_ready = request.is_last
         answer = session_pb2.Rebuilt(
             sequence=self._last_sequence, context_token_count=context_length
         )
@@ -207,9 +332,15 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._engine.rebuild(self.channel, units, has_more=has_more)
         return (await self._rebuilt).context_length
 
-    async def _receive_unit(self, request: session_pb2.Unit) -> None:
+    async def _receive_unit(
+        self,
+        connection: Connection[session_pb2.ConverseResponse],
+        request: session_pb2.ConverseRequest,
+    ) -> None:
+        unit = request.unit
+        self._keepable = None
         entry = check_unit(
-            request,
+            unit,
             self._limits,
             self._engine.constants,
             slot=self.channel.slot,
@@ -217,13 +348,18 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             is_omni=self._is_omni,
             is_paused=self._state.state is CallState.PAUSED,
         )
-        self._last_sequence = max(self._last_sequence, request.sequence)
-        if request.cannot_move:
-            self._on_fixed()
+        self._last_sequence = max(self._last_sequence, unit.sequence)
+        if unit.cannot_move:
+            self._listener.on_fixed()
         if isinstance(entry, UnitRecord):
             # No message is read during this wait, so units keep their order and are decoded one at
             # a time.
             entry = await self._prepare_unit(entry)
+            if connection.left.done():
+                return  # another edge has the session
+        if self.copy:
+            self.copy.receive(request)
+            self._settled.clear()
         if dropped := self._engine.put(self.channel, entry):
             self._reporter.dropped(dropped)
 
@@ -246,7 +382,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         match event:
             case AnsweredUnit():
                 delta = self._reporter.delta(event, time.monotonic())
-                self._send(session_pb2.ConverseResponse(delta=delta))
+                if self._answer(delta):
+                    self._send(session_pb2.ConverseResponse(delta=delta))
                 if self._is_bounded and event.output.context_length >= self._token_limit:
                     self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             case FailedUnit():
@@ -281,8 +418,21 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             model_digest=self._engine.constants.digest,
             accepts_audio_exponent=True,
             accepts_speech_requests=self._engine.constants.accepts_speech_requests,
+            accepts_keep=self._copies.is_enabled and bool(self._engine.constants.digest),
         )
+        if self._opening and self._copies.is_enabled:
+            self._keepable = self._opening, message
+        self._opening = None
         self._send(session_pb2.ConverseResponse(opened=message))
+
+    def _answer(self, outcome: session_pb2.Delta | session_pb2.Failed) -> bool:
+        """Put the outcome of a unit into the copy. Return whether the client must get it now."""
+        must_send = not self._is_copying
+        if self.copy:
+            self._copies.answer(self.copy, outcome)
+            if self.copy.is_settled:
+                self._settled.set()
+        return must_send
 
     def _on_rebuilt(self, event: Rebuilt | RebuildRefused) -> None:
         if isinstance(event, RebuildRefused):
@@ -295,7 +445,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             # This unit is valid, but the `settle` of the previous unit has filled the context.
             self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             return
-        self._send(session_pb2.ConverseResponse(failed=self._reporter.failed(failure)))
+        failed = self._reporter.failed(failure)
+        if self._answer(failed):
+            self._send(session_pb2.ConverseResponse(failed=failed))
         if failure.is_fatal:
             self._on_lost()
 

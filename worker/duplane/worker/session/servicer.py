@@ -8,6 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -26,12 +27,14 @@ from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.session.call import CallEnd
+from duplane.worker.session.call import CallEnd, Connection
 from duplane.worker.session.call_state import CallStateMachine
 from duplane.worker.session.chat_call import ChatCall
 from duplane.worker.session.chat_reporter import ChatReporter
-from duplane.worker.session.duplex_call import DuplexCall
+from duplane.worker.session.copies import Copies, after_sequence
+from duplane.worker.session.duplex_call import DuplexCall, SlotListener
 from duplane.worker.session.first_messages import FirstMessages, require_same
+from duplane.worker.session.kept_calls import KeptCalls, RunningCall
 from duplane.worker.session.unit_reporter import UnitReporter
 from duplane.worker.session.unit_spans import BatchReporter, UnitSpans
 from duplane.worker.settings import WorkerSettings
@@ -60,6 +63,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         settings: WorkerSettings,
         tasks: asyncio.TaskGroup,
         metrics: WorkerMetrics,
+        copies: Copies,
     ) -> None:
         self._admission = admission
         self._engine = engine
@@ -73,6 +77,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         # For each slot, the span of its call and the attributes of this span.
         self._spans: dict[int, tuple[Span, Mapping[str, AttributeValue]]] = {}
         self._metrics = metrics
+        self._kept = KeptCalls(copies, metrics, self._end)
         self._first_messages = FirstMessages(admission)
         self._batches = BatchReporter(tracer)
         engine.on_batch = self._batches.ended
@@ -85,6 +90,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Run one duplex session; see the contract."""
         del request_iterator  # the stream is read through the context
         await _guarded(context, self._converse(context))
+
+    async def TakeOver(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - as Converse
+        self,
+        request: session_pb2.TakeOverRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Send the copy of a session whose slot is free again; see the contract."""
+        await _guarded(context, self._kept.take_over(context, request))
 
     async def Chat(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
         self,
@@ -107,6 +120,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 session_pb2.ConverseRequest.FromString,
                 session_pb2.ConverseResponse.SerializeToString,
             ),
+            "TakeOver": grpc.unary_stream_rpc_method_handler(
+                self.TakeOver,
+                session_pb2.TakeOverRequest.FromString,
+                session_pb2.TakeOverResponse.SerializeToString,
+            ),
             "Chat": grpc.stream_stream_rpc_method_handler(
                 self.Chat,
                 session_pb2.ChatRequest.FromString,
@@ -118,6 +136,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def end(self, slot: int, reason: session_pb2.CloseReason) -> None:
         """Close the call that holds a slot, if there is one."""
         if call := self._calls.get(slot):
+            if isinstance(call, DuplexCall):
+                # An edge that cannot reach this worker gives the lease back; its client may return.
+                call.keeps_copy = reason == session_pb2.CLOSE_REASON_REVOKED
             call.close(reason)
 
     def drain(self, remaining_s: float | None = None) -> None:
@@ -165,6 +186,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def stop(self) -> None:
         """Refuse new calls, close the running ones, and begin their cleanups without waiting."""
         self._admission.end()
+        self._kept.stop()
         for call in tuple(self._calls.values()):
             call.close(session_pb2.CLOSE_REASON_SHUTDOWN)
             self._release(call)
@@ -190,9 +212,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     async def _converse(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         state = CallStateMachine(self._limits, time.monotonic())
+        async with self._first_messages.reading(context) as checked:
+            first = await _read_first(context, state)
+        if first.HasField("attach"):
+            running, connection = self._kept.attach(context, first.attach)
+            await self._serve(running, context, connection, after_sequence(first.attach))
+            return
         with self._counting_refusals():
-            async with self._first_messages.reading(context) as checked:
-                claim = await _read_claim(context, state)
+            claim = first.claim
             require_same(checked, claim.lease, "claim.lease")
             caller = peer_holder(context)
             claims = self._admission.claim(claim.lease, time.monotonic(), caller=caller)
@@ -215,13 +242,20 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 _log.warning("the drain waits for a session that can no longer move")
 
         call = DuplexCall(
-            context, state, claims, self._engine, reporter, self._limits, on_pause, on_fixed
+            context,
+            state,
+            claims,
+            self._engine,
+            reporter,
+            self._limits,
+            SlotListener(on_pause, on_fixed),
+            self._kept.copies,
         )
+        running = RunningCall(call, claims, span, unit_spans.ended)
+        self._begin(call, claims, span)
+        self._kept.began(running)
         with logged_ids(claims.session_id, trace):
-            try:
-                await self._run(call, claims, span)
-            finally:
-                unit_spans.ended()
+            await self._serve(running, context)
 
     async def _chat(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with self._counting_refusals():
@@ -237,8 +271,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         call = ChatCall(
             context, claims.slot, request, self._engine, reporter, self._limits, self._videos
         )
+        self._begin(call, claims, span)
         with logged_ids(claims.session_id, trace):
-            await self._run(call, claims, span)
+            try:
+                with self._reporting_faults(claims, span):
+                    await call.run(partial(self._on_end, call, claims, span))
+            finally:
+                self._release(call)
+                span.end()
 
     @contextlib.contextmanager
     def _counting_refusals(self) -> Generator[None]:
@@ -248,31 +288,69 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._metrics.refused(error.reason)
             raise
 
-    async def _run(
+    def _begin(
         self, call: DuplexCall | ChatCall, claims: lease_pb2.LeaseClaims, span: Span
     ) -> None:
         self._calls[claims.slot] = call
         self._spans[claims.slot] = (span, _attributes(claims))
         _log.info("slot %d: session %s begins", claims.slot, _session_name(claims))
 
-        def on_end(end: CallEnd) -> None:
-            if isinstance(end, FabricError):
-                self._report_end(claims, span, end.reason, end.message)
-            else:
-                reason = session_pb2.CloseReason.Name(end.reason).removeprefix("CLOSE_REASON_")
-                self._report_end(claims, span, reason, end.message)
-            self._release(call)
+    async def _serve(
+        self,
+        running: RunningCall,
+        stream: grpc.aio.ServicerContext[Any, Any],
+        connection: Connection[session_pb2.ConverseResponse] | None = None,
+        after: int = -1,
+    ) -> None:
+        """Serve a call on one stream. A call with a copy may outlive the stream.
 
+        A later `connection` gets the session first, for a client that has the units to `after`.
+        """
+        call, claims, span = running.call, running.claims, running.span
         try:
-            await call.run(on_end)
+            if connection:
+                await call.send_copy(connection, after)
+            with self._reporting_faults(claims, span):
+                await call.run(partial(self._on_end, call, claims, span), connection)
+        finally:
+            if call.abandon(stream):
+                self._kept.broken(running)
+            else:
+                self._over(running)
+
+    def _end(self, running: RunningCall, end: CallEnd) -> None:
+        """End a call that has no stream."""
+        self._on_end(running.call, running.claims, running.span, end)
+        self._over(running)
+
+    def _over(self, running: RunningCall) -> None:
+        self._release(running.call)
+        running.span.end()
+        running.on_over()
+
+    @contextlib.contextmanager
+    def _reporting_faults(self, claims: lease_pb2.LeaseClaims, span: Span) -> Generator[None]:
+        try:
+            yield
         except FabricError:
             raise
         except Exception as error:
             self._report_end(claims, span, Reason.UNKNOWN, repr(error))
             raise
-        finally:
-            self._release(call)
-            span.end()
+
+    def _on_end(
+        self,
+        call: DuplexCall | ChatCall,
+        claims: lease_pb2.LeaseClaims,
+        span: Span,
+        end: CallEnd,
+    ) -> None:
+        if isinstance(end, FabricError):
+            self._report_end(claims, span, end.reason, end.message)
+        else:
+            reason = session_pb2.CloseReason.Name(end.reason).removeprefix("CLOSE_REASON_")
+            self._report_end(claims, span, reason, end.message)
+        self._release(call)
 
     def _report_end(
         self, claims: lease_pb2.LeaseClaims, span: Span, reason: str, message: str
@@ -298,6 +376,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         slot = call.channel.slot
         if self._calls.get(slot) is call:
             del self._calls[slot]
+            if isinstance(call, DuplexCall):
+                self._kept.ended(call)
             self._admission.begin_cleanup(slot)
             self._tasks.create_task(
                 self._clean(call.channel, *self._spans.pop(slot)), name=f"clean slot {slot}"
@@ -368,9 +448,9 @@ def _session_name(claims: lease_pb2.LeaseClaims) -> str:
     return claims.session_id or claims.lease_id
 
 
-async def _read_claim(
+async def _read_first(
     context: grpc.aio.ServicerContext[Any, Any], state: CallStateMachine
-) -> session_pb2.Claim:
+) -> session_pb2.ConverseRequest:
     try:
         async with asyncio.timeout(state.left_s(time.monotonic())):
             request = await context.read()
@@ -380,7 +460,7 @@ async def _read_claim(
     if not isinstance(request, session_pb2.ConverseRequest):
         raise FabricError(Reason.OUT_OF_ORDER, "the call ended without a claim")
     state.receive(request, time.monotonic())
-    return request.claim
+    return request
 
 
 async def _read_turn(context: grpc.aio.ServicerContext[Any, Any]) -> session_pb2.ChatRequest:

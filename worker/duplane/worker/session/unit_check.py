@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from duplane.fabric.audio import AudioError, samples_from_pcm
+from duplane.fabric.bounds import MAX_NOTE_BYTES
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
@@ -52,9 +53,7 @@ def check_unit(
         max_slices = request.max_slice_count if request.HasField("max_slice_count") else 1
         if request.video_frames or max_slices != 1:
             _check_pictures(request.video_frames, max_slices, limits, is_omni=is_omni)
-        if request.forced_token_ids:
-            fault = "forced_token_ids are not served by this worker"
-            raise _BadUnitError(fault, "forced_token_ids")
+        _check_rest(request)
         try:
             samples = samples_from_pcm(request.audio)
         except AudioError as error:
@@ -88,6 +87,15 @@ def check_unit(
         trace,
         received_s,
     )
+
+
+def _check_rest(request: session_pb2.Unit) -> None:
+    if (size := len(request.edge_note)) > MAX_NOTE_BYTES:
+        fault = f"edge_note is {size} bytes, more than {MAX_NOTE_BYTES}"
+        raise _BadUnitError(fault, "edge_note")
+    if request.forced_token_ids:
+        fault = "forced_token_ids are not served by this worker"
+        raise _BadUnitError(fault, "forced_token_ids")
 
 
 def _check_pictures(

@@ -1,0 +1,408 @@
+"""Sessions whose copy a real worker keeps, so that another edge can continue them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc.aio
+import pytest
+from support.time_limits import WITHIN_S
+from support.worker.rebuild_messages import context, past, rebuild, rebuilt
+from support.worker.worker_harness import Client, Rig, running_worker, unit
+
+from duplane.fabric.channel import open_channel
+from duplane.fabric.durations import to_duration
+from duplane.fabric.errors import FabricError, Reason, from_rpc
+from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
+from duplane.worker.session.servicer import SessionServicer
+
+SECRET = "a secret of 256 bits"
+SETTINGS = session_pb2.Open(seed=3, system_prompt="hello")
+OCCUPIED, FREE = registry_pb2.SLOT_STATE_OCCUPIED, registry_pb2.SLOT_STATE_FREE
+LONG_S = 600.0
+
+
+def keep(*, hold_s: float = LONG_S, within_s: float = LONG_S, **fields: Any) -> session_pb2.Keep:
+    digest = hashlib.sha256(SECRET.encode()).digest()
+    return session_pb2.Keep(
+        **{
+            "token_sha256": digest,
+            "hold": to_duration(hold_s),
+            "within": to_duration(within_s),
+            "granted": lease_pb2.Granted(ticket_id="q_1"),
+            **fields,
+        }
+    )
+
+
+def attach(session_id: str = "s", secret: str = SECRET, **fields: Any) -> session_pb2.Attach:
+    return session_pb2.Attach(session_id=session_id, token_secret=secret, **fields)
+
+
+@contextlib.asynccontextmanager
+async def kept(
+    rig: Rig, kept_as: session_pb2.Keep | None = None, slot: int = 0, session_id: str = "s"
+) -> AsyncGenerator[Client]:
+    """Open a session with a copy."""
+    async with rig.opened(rig.grant(slot, session_id=session_id), SETTINGS) as client:
+        await client.write(session_pb2.ConverseRequest(keep=kept_as or keep()))
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def attached(rig: Rig, **fields: Any) -> AsyncGenerator[Client]:
+    async with rig.call() as client:
+        await client.write(session_pb2.ConverseRequest(attach=attach(**fields)))
+        yield client
+
+
+async def say(client: Client, sequence: int, **fields: Any) -> session_pb2.Delta:
+    await client.send(unit(sequence, 0.5, **fields))
+    return await client.delta()
+
+
+async def read_copy(
+    client: Client,
+) -> tuple[session_pb2.Attached, list[session_pb2.Delta], list[session_pb2.PastUnit]]:
+    """Read what a worker sends to an edge that has attached."""
+    first = await client.read()
+    assert first.HasField("attached"), first
+    deltas = list[session_pb2.Delta]()
+    past_units = list[session_pb2.PastUnit]()
+    while True:
+        response = await client.read()
+        if response.HasField("delta"):
+            deltas.append(response.delta)
+            continue
+        past_units += response.kept.units
+        if response.kept.is_last:
+            return first.attached, deltas, past_units
+
+
+async def taken_over(rig: Rig, **fields: Any) -> list[session_pb2.TakeOverResponse]:
+    """Take a copy over. Raises FabricError."""
+    async with open_channel(rig.address) as channel:
+        stub: session_pb2_grpc.SessionServiceAsyncStub = session_pb2_grpc.SessionServiceStub(
+            channel
+        )
+        request = session_pb2.TakeOverRequest(attach=attach(**fields))
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return [response async for response in stub.TakeOver(request)]
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+
+async def refused(rig: Rig, **fields: Any) -> FabricError:
+    async with attached(rig, **fields) as client:
+        return await client.refused()
+
+
+async def refused_take_over(rig: Rig, **fields: Any) -> FabricError:
+    with pytest.raises(FabricError) as refusal:
+        await taken_over(rig, **fields)
+    return refusal.value
+
+
+async def test_another_edge_continues_a_session_in_the_same_slot() -> None:
+    async with running_worker() as rig, kept(rig, keep(edge_note=b"note")) as first:
+        deltas = [await say(first, 0), await say(first, 1, edge_note=b"note 1")]
+        first.vanish()
+        async with attached(rig, after_sequence=0) as second:
+            copy, kept_deltas, units = await read_copy(second)
+            assert copy.open == SETTINGS
+            assert copy.opened.accepts_keep
+            assert copy.granted.ticket_id == "q_1"
+            assert copy.edge_note == b"note 1"
+            assert (copy.last_sequence, copy.received_sequence) == (1, 1)
+            assert (copy.attach_number, copy.first_sequence) == (1, 0)
+            assert kept_deltas == deltas
+            assert [past.token_ids for past in units] == [one.token_ids for one in deltas]
+            assert rig.scheduler.report.slots[0].state == OCCUPIED
+            assert (await say(second, 2)).context_token_count == context(3)
+            await second.close()
+            assert (await second.closed()).unit_count == 3
+
+
+async def test_the_note_fits_the_last_unit_that_the_client_has() -> None:
+    async with running_worker() as rig, kept(rig, keep(edge_note=b"first")) as client:
+        for sequence in range(4):
+            await say(client, sequence, edge_note=b"with %d" % sequence if sequence else b"")
+        for fields, note in [({}, b"first"), ({"after_sequence": 1}, b"with 2")]:
+            async with attached(rig, **fields) as edge:
+                assert (await read_copy(edge))[0].edge_note == note
+        async with attached(rig, after_sequence=3) as edge:
+            assert (await read_copy(edge))[0].edge_note == b"with 3"
+            await edge.close()
+            await edge.closed()
+
+
+async def test_the_edge_that_attaches_last_has_the_session() -> None:
+    async with running_worker() as rig, kept(rig) as first:
+        await say(first, 0)
+        async with attached(rig) as second:
+            await read_copy(second)
+            assert (await first.refused()).reason is Reason.SUPERSEDED
+            async with attached(rig) as third:
+                assert (await read_copy(third))[0].attach_number == 2
+                assert (await second.refused()).reason is Reason.SUPERSEDED
+                await say(third, 1)
+                await third.close()
+                await third.closed()
+        await rig.all_free()
+        assert (await refused(rig)).reason is Reason.UNKNOWN_SESSION
+
+
+async def test_units_that_run_meanwhile_are_answered_to_the_next_edge() -> None:
+    async with running_worker() as rig, kept(rig) as first:
+        await say(first, 0)
+        rig.model.hold()
+        await first.send(unit(1, 0.5))
+        await rig.model.held()
+        await first.send(unit(2, 0.5))
+        await rig.received(3)
+        async with attached(rig) as second:
+            assert (await first.refused()).reason is Reason.SUPERSEDED
+            rig.model.let_go()
+            copy, deltas, units = await read_copy(second)
+            assert (copy.last_sequence, copy.received_sequence) == (2, 2)
+            assert [one.sequence for one in deltas] == [one.sequence for one in units] == [0, 1, 2]
+            await second.close()
+            await second.closed()
+
+
+async def test_one_of_many_edges_that_attach_at_once_goes_on() -> None:
+    async with running_worker() as rig, kept(rig) as first, contextlib.AsyncExitStack() as stack:
+        await say(first, 0)
+        winner = first
+        for turn in range(20):
+            edges = [await stack.enter_async_context(rig.call()) for _ in range(5)]
+            request = session_pb2.ConverseRequest(attach=attach())
+            await asyncio.gather(*(edge.write(request) for edge in edges))
+            numbers = await asyncio.gather(*(attach_number(edge) for edge in edges))
+            last = max(numbers)
+            assert last == 5 * (turn + 1)
+            for edge, number in zip(edges, numbers, strict=True):
+                if number != last:
+                    assert await until_refused(edge) is Reason.SUPERSEDED
+            winner = edges[numbers.index(last)]
+        assert (await say(winner, 1)).context_token_count == context(2)
+        await winner.close()
+        await winner.closed()
+
+
+async def attach_number(edge: Client) -> int:
+    """Return the number that an edge got; 0 if another edge was later."""
+    try:
+        return (await read_copy(edge))[0].attach_number
+    except FabricError:
+        return 0
+
+
+async def until_refused(edge: Client) -> Reason:
+    while True:
+        try:
+            await edge.read()
+        except FabricError as error:
+            return error.reason
+
+
+async def test_slot_is_free_after_the_hold_and_the_copy_goes_to_the_next_edge() -> None:
+    async with running_worker() as rig, kept(rig, keep(hold_s=0.05)) as first:
+        deltas = [await say(first, 0), await say(first, 1)]
+        first.vanish()
+        await rig.all_free()
+        assert (await refused(rig)).reason is Reason.UNKNOWN_SESSION
+        responses = await taken_over(rig, after_sequence=0)
+        assert responses[0].attached.last_sequence == 1
+        assert responses[0].attached.attach_number == 0
+        assert [one.delta for one in responses if one.HasField("delta")] == deltas
+        units = [past for one in responses for past in one.kept.units]
+        assert [past.sequence for past in units] == [0, 1]
+        assert responses[-1].kept.is_last
+        assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
+        async with rig.opened(rig.grant(session_id="s"), SETTINGS) as client:
+            await client.write(rebuild(*units))
+            assert (await rebuilt(client)).context_token_count == context(2)
+
+
+async def test_copy_of_a_rebuilt_session_has_the_units_of_both_workers() -> None:
+    async with running_worker() as rig, kept(rig) as client:
+        await client.write(rebuild(past(0), past(1), is_last=False))
+        await rebuilt(client)
+        assert (await refused(rig)).reason is Reason.NOT_READY
+        await client.write(rebuild(past(2)))
+        await rebuilt(client)
+        await say(client, 3)
+        async with attached(rig) as edge:
+            copy, deltas, units = await read_copy(edge)
+            assert [one.sequence for one in units] == [0, 1, 2, 3]
+            assert [one.sequence for one in deltas] == [copy.last_sequence] == [3]
+            await edge.close()
+            await edge.closed()
+
+
+async def test_close_deletes_the_copy_unless_the_client_may_return() -> None:
+    async with running_worker() as rig:
+        for keeps in (False, True):
+            async with kept(rig) as client:
+                await say(client, 0)
+                close = session_pb2.Close(keep_copy=keeps)
+                await client.write(session_pb2.ConverseRequest(close=close))
+                await client.closed()
+            await rig.all_free()
+            if not keeps:
+                assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
+        assert (await taken_over(rig))[0].attached.last_sequence == 0
+
+
+async def test_copy_is_deleted_when_its_time_is_over() -> None:
+    async with running_worker() as rig, kept(rig, keep(hold_s=0.0, within_s=0.05)) as client:
+        await say(client, 0)
+        client.vanish()
+        await rig.all_free()
+        async with asyncio.timeout(WITHIN_S):
+            while (error := await refused_take_over_or_none(rig)) is None:
+                pass
+        assert error.reason is Reason.UNKNOWN_SESSION
+
+
+async def refused_take_over_or_none(rig: Rig) -> FabricError | None:
+    """Ask for a copy that is too old, so that it stays."""
+    error = await refused_take_over(rig, after_sequence=1 << 40)
+    return None if error.reason is Reason.COPY_STALE else error
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"secret": "another"}, Reason.NOT_ALLOWED),
+        ({"secret": ""}, Reason.NOT_ALLOWED),
+        ({"session_id": "t"}, Reason.UNKNOWN_SESSION),
+        ({"session_id": ""}, Reason.UNKNOWN_SESSION),
+        ({"after_sequence": 1}, Reason.COPY_STALE),
+    ],
+    ids=["wrong", "empty", "other", "unnamed", "stale"],
+)
+async def test_refused_edge_changes_nothing(fields: dict[str, Any], reason: Reason) -> None:
+    async with running_worker() as rig, kept(rig) as client:
+        await say(client, 0)
+        assert (await refused(rig, **fields)).reason is reason
+        assert (await refused_take_over(rig, **fields)).reason is reason
+        assert (await refused_take_over(rig)).reason is Reason.SLOT_OCCUPIED
+        await say(client, 1)
+        await client.close()
+        await client.closed()
+
+
+async def test_session_without_a_copy_ends_with_its_stream() -> None:
+    async with running_worker() as rig, rig.opened(rig.grant(session_id="s")) as client:
+        await say(client, 0)
+        client.vanish()
+        await rig.all_free()
+        assert (await refused(rig)).reason is Reason.UNKNOWN_SESSION
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"token_sha256": b"short"}, "keep.token_sha256"),
+        ({"within_s": 0.0, "hold_s": 0.0}, "keep.within"),
+        ({"within_s": 4000.0}, "keep.within"),
+        ({"hold_s": LONG_S + 1}, "keep.hold"),
+        ({"edge_note": b"n" * 4097}, "keep.edge_note"),
+    ],
+    ids=["digest", "no time", "long", "hold", "note"],
+)
+async def test_bad_keep_is_refused(fields: dict[str, Any], field: str) -> None:
+    async with running_worker() as rig, kept(rig, keep(**fields)) as client:
+        error = await client.refused()
+        assert (error.reason, error.field) == (Reason.INVALID_FIELD, field)
+
+
+async def test_keep_is_legal_only_after_opened_and_with_copies() -> None:
+    request = session_pb2.ConverseRequest(keep=keep())
+    async with running_worker() as rig:
+        async with kept(rig) as client:
+            await client.write(request)
+            assert (await client.refused()).reason is Reason.OUT_OF_ORDER
+        await rig.all_free()
+        async with rig.opened(rig.grant(session_id="s")) as client:
+            await say(client, 0)
+            await client.write(request)
+            assert (await client.refused()).reason is Reason.OUT_OF_ORDER
+    async with running_worker(copy_bytes=0) as rig, rig.claimed(rig.grant()) as client:
+        assert not (await client.open(SETTINGS)).accepts_keep
+        await client.write(request)
+        assert (await client.refused()).reason is Reason.OUT_OF_ORDER
+
+
+async def test_note_that_is_too_long_fails_its_unit_only() -> None:
+    async with running_worker() as rig, kept(rig) as client:
+        await client.send(unit(0, edge_note=b"n" * 4097))
+        failed = await client.failed()
+        assert (failed.reason, failed.field) == (Reason.INVALID_FIELD, "edge_note")
+        await say(client, 1)
+        await client.close()
+        await client.closed()
+
+
+async def test_copy_above_its_bound_is_given_up_and_the_session_goes_on() -> None:
+    async with running_worker(copy_bytes=100_000) as rig, kept(rig) as client:
+        for sequence in range(4):  # 32 KB each
+            await say(client, sequence)
+        assert (await refused(rig)).reason is Reason.UNKNOWN_SESSION
+        await say(client, 4)
+        client.vanish()
+        await rig.all_free()
+
+
+async def test_the_copy_that_is_detached_for_the_longest_time_is_given_up_first() -> None:
+    async with running_worker(copy_total_bytes=150_000) as rig:
+        async with kept(rig, keep(hold_s=0.0)) as client:
+            await say(client, 0)
+            await say(client, 1)
+        await rig.all_free()
+        async with kept(rig, slot=1, session_id="t") as other:
+            for sequence in range(3):
+                await say(other, sequence)
+            assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
+            async with attached(rig, session_id="t") as edge:
+                assert len((await read_copy(edge))[2]) == 3
+                await edge.close()
+                await edge.closed()
+
+
+async def test_drain_waits_for_copies_and_a_stop_deletes_them() -> None:
+    async with running_worker() as rig:
+        async with kept(rig, keep(hold_s=0.0)) as client:
+            await say(client, 0)
+        await rig.all_free()
+        rig.shutdown.drain()
+        responses = await taken_over(rig)
+        assert responses[-1].kept.is_last
+        async with asyncio.timeout(WITHIN_S):
+            await rig.task
+
+
+async def test_session_without_an_edge_ends_when_an_operator_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servicers = list[SessionServicer]()
+    add_to = SessionServicer.add_to
+
+    def noted(servicer: SessionServicer, server: grpc.aio.Server) -> None:
+        servicers.append(servicer)
+        add_to(servicer, server)
+
+    monkeypatch.setattr(SessionServicer, "add_to", noted)
+    async with running_worker() as rig, kept(rig) as client:
+        await say(client, 0)
+        client.vanish()
+        servicers[0].end(0, session_pb2.CLOSE_REASON_OPERATOR)
+        await rig.all_free()
+        assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION

@@ -1,0 +1,313 @@
+"""The copies of sessions that a worker keeps, so that another edge can continue them. Pure.
+
+A copy has the settings of a session, its past units, and the deltas and notes of the last seconds.
+It exists only in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from duplane.fabric.bounds import MAX_NOTE_BYTES
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import Journal, JournalSpace, LossReason
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.session.fields import invalid
+
+Response = TypeVar("Response", session_pb2.ConverseResponse, session_pb2.TakeOverResponse)
+
+MAX_WITHIN_S = 3600.0
+_DIGEST_BYTES = 32
+REPLAY_S = 30  # of which the deltas and notes are kept, at most _REPLAY_BYTES of deltas
+_REPLAY_BYTES = 4 * 1024 * 1024
+
+
+class SessionCopy:
+    """The copy of one session.
+
+    - `is_ready`: units can follow, because the conversation is not being rebuilt.
+    - `is_detached`: no stream has the session, since the time `broken_s`.
+    - `is_deleted`: the copy is deleted or given up, and has no content.
+    """
+
+    def __init__(
+        self, session_id: str, keep: session_pb2.Keep, space: JournalSpace, replay_count: int
+    ) -> None:
+        self.session_id = session_id
+        self.hold_s = to_seconds(keep.hold)
+        self.within_s = to_seconds(keep.within)
+        self.granted = keep.granted
+        self.attach_number = 0
+        self.is_ready = True
+        self.is_detached = False
+        self.broken_s = 0.0
+        self.is_deleted = False
+        self.is_paused = False
+        self.received_sequence = -1
+        self.last_sequence = -1
+        self.journal = Journal(space)
+        self._token_sha256 = keep.token_sha256
+        self._space = space
+        self._pending: dict[int, session_pb2.ConverseRequest] = {}  # units without an outcome
+        self._deltas = deque[session_pb2.Delta]()
+        self._delta_bytes = 0
+        self._replay_count = replay_count
+        # Each note with the number of its unit; -1 is the note of `keep`.
+        self._notes = deque([(-1, keep.edge_note)], maxlen=replay_count)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every unit that the worker received has its outcome."""
+        return not self._pending
+
+    @property
+    def byte_count(self) -> int:
+        """The memory of the content."""
+        return self.journal.byte_count + self._delta_bytes
+
+    @property
+    def deltas(self) -> list[session_pb2.Delta]:
+        """The latest deltas, oldest first."""
+        return list(self._deltas)
+
+    def accepts(self, secret: str) -> bool:
+        """Return whether a caller may continue the session."""
+        digest = hashlib.sha256(secret.encode()).digest()
+        return hmac.compare_digest(digest, self._token_sha256)
+
+    def receive(self, request: session_pb2.ConverseRequest) -> None:
+        """Note a unit that is put into the inbox."""
+        unit = request.unit
+        self.received_sequence = unit.sequence
+        self._pending[unit.sequence] = request
+        if unit.edge_note:
+            self._notes.append((unit.sequence, unit.edge_note))
+
+    def size_of_unit(self, sequence: int) -> int:
+        """Return the bytes of a unit that has no outcome."""
+        request = self._pending.get(sequence)
+        return request.ByteSize() if request else 0
+
+    def answer(self, outcome: session_pb2.Delta | session_pb2.Failed) -> None:
+        """Keep a unit with its outcome. Units before it that have none were dropped."""
+        request = self._pending.get(outcome.sequence)
+        while self._pending and (oldest := next(iter(self._pending))) <= outcome.sequence:
+            del self._pending[oldest]
+        if self.is_deleted or isinstance(outcome, session_pb2.Failed):
+            return
+        self.last_sequence = outcome.sequence
+        self.journal.append(request, outcome)
+        if self.journal.is_whole:
+            self._deltas.append(outcome)
+            self._count(_size_of(outcome))
+            while len(self._deltas) > self._replay_count or self._delta_bytes > _REPLAY_BYTES:
+                self._count(-_size_of(self._deltas.popleft()))
+
+    def rebuild(self, rebuild: session_pb2.Rebuild) -> None:
+        """Keep past units that this worker has rebuilt."""
+        self.journal.extend(rebuild.units)
+        if rebuild.units:
+            self.last_sequence = self.received_sequence = rebuild.units[-1].sequence
+
+    def attached(self, after_sequence: int) -> session_pb2.Attached:
+        """Return the session as it is now, for a client that has all events up to a unit."""
+        message = session_pb2.Attached(
+            open=self.journal.opening,
+            opened=self.journal.opened,
+            edge_note=self._note(after_sequence + 1),
+            granted=self.granted,
+            last_sequence=self.last_sequence,
+            received_sequence=self.received_sequence,
+            attach_number=self.attach_number,
+            is_paused=self.is_paused,
+        )
+        if self._deltas:
+            message.first_sequence = self._deltas[0].sequence
+        return message
+
+    def _note(self, sequence: int) -> bytes:
+        known = [note for number, note in self._notes if number <= sequence]
+        return known[-1] if known else self._notes[0][1]
+
+    def kept(self) -> Iterator[session_pb2.Kept]:
+        """Yield all past units in messages; the last one may be empty."""
+        begin = 0
+        while begin < self.journal.unit_count:
+            units = self.journal.rebuild(begin).rebuild.units
+            begin += len(units)
+            yield session_pb2.Kept(units=units)
+        yield session_pb2.Kept(is_last=True)
+
+    def _count(self, byte_count: int) -> None:
+        self._delta_bytes += byte_count
+        self._space.used_bytes += byte_count
+
+    def drop(self) -> None:
+        """Delete the content."""
+        self.is_deleted = True
+        self.journal.drop()
+        self._count(-self._delta_bytes)
+        self._deltas.clear()
+        self._notes.clear()
+        self._pending.clear()
+
+
+class Copies:
+    """All copies of a worker. They have a bound each, and one together.
+
+    If all copies together exceed their bound, the copy that is detached for the longest time is
+    given up, and without such a copy the one that grows. `on_change` is called when a copy is made
+    or deleted, and `on_given_up` after one is given up.
+    """
+
+    def __init__(
+        self, copy_bytes: int, total_bytes: int, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self.space = JournalSpace(copy_bytes, total_bytes)
+        self.on_given_up: Callable[[SessionCopy, LossReason], None] = _ignore
+        self._on_change = on_change
+        self._copies: dict[SessionCopy, None] = {}  # the detached ones in the order of their breaks
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this worker keeps copies."""
+        return min(self.space.call_bytes, self.space.total_bytes) > 0
+
+    @property
+    def count(self) -> int:
+        """The number of copies."""
+        return len(self._copies)
+
+    def keep(
+        self,
+        session_id: str,
+        keep: session_pb2.Keep,
+        opening: session_pb2.Open,
+        opened: session_pb2.Opened,
+        *,
+        replay_count: int,
+    ) -> SessionCopy:
+        """Begin the copy of a session. Raises FabricError INVALID_FIELD."""
+        _check(keep)
+        if not session_id:
+            raise invalid("keep", "needs a lease with a session id")
+        copy = SessionCopy(session_id, keep, self.space, replay_count)
+        self._copies[copy] = None
+        copy.journal.open(opening, opened)
+        self._bound(copy)
+        self._on_change()
+        return copy
+
+    def find(self, attach: session_pb2.Attach) -> SessionCopy:
+        """Return the copy of a session that is ready and has the most units. Raises FabricError."""
+        copies = [copy for copy in self._copies if copy.session_id == attach.session_id]
+        if not copies:
+            raise FabricError(Reason.UNKNOWN_SESSION, "this worker has no copy of the session")
+        allowed = [copy for copy in copies if copy.accepts(attach.token_secret)]
+        if not allowed:
+            raise FabricError(Reason.NOT_ALLOWED, "the secret is wrong", field="token_secret")
+        ready = [copy for copy in allowed if copy.is_ready]
+        if not ready:
+            raise FabricError(Reason.NOT_READY, "the conversation is being rebuilt")
+        copy = max(ready, key=lambda one: one.last_sequence)
+        if after_sequence(attach) > copy.last_sequence:
+            message = f"the copy ends with unit {copy.last_sequence}, the client has more"
+            raise FabricError(Reason.COPY_STALE, message, field="after_sequence")
+        return copy
+
+    def answer(self, copy: SessionCopy, outcome: session_pb2.Delta | session_pb2.Failed) -> None:
+        """Keep a unit with its outcome."""
+        if isinstance(outcome, session_pb2.Delta):
+            self._make_room(copy, copy.size_of_unit(outcome.sequence) + _size_of(outcome))
+        copy.answer(outcome)
+        self._bound(copy)
+
+    def rebuild(self, copy: SessionCopy, rebuild: session_pb2.Rebuild) -> None:
+        """Keep past units that this worker has rebuilt."""
+        self._make_room(copy, rebuild.ByteSize())
+        copy.rebuild(rebuild)
+        self._bound(copy)
+
+    def _make_room(self, copy: SessionCopy, byte_count: int) -> None:
+        """Give up the copies that are detached for the longest time until new bytes have room."""
+        most = self.space.total_bytes - byte_count
+        while self.space.used_bytes > most:
+            others = (one for one in self._copies if one.is_detached and one is not copy)
+            if (oldest := next(others, None)) is None:
+                return
+            self._give_up(oldest, LossReason.TOTAL_BOUND)
+
+    def _bound(self, copy: SessionCopy) -> None:
+        if not copy.journal.is_whole and not copy.is_deleted:
+            loss = copy.journal.loss
+            self._give_up(copy, loss.reason if loss else LossReason.NO_STATE)
+
+    def _give_up(self, copy: SessionCopy, reason: LossReason) -> None:
+        self.delete(copy)
+        self.on_given_up(copy, reason)
+
+    def detach(self, copy: SessionCopy, now_s: float) -> None:
+        """Note that no stream has the session any more."""
+        copy.is_detached = True
+        copy.broken_s = now_s
+        if copy in self._copies:  # move it to the end
+            del self._copies[copy]
+            self._copies[copy] = None
+
+    def delete(self, copy: SessionCopy) -> None:
+        """Delete a copy. Does nothing if it is deleted already."""
+        if not copy.is_deleted:
+            del self._copies[copy]
+            copy.drop()
+            self._on_change()
+
+    def clear(self) -> None:
+        """Delete all copies, because the process ends."""
+        for copy in tuple(self._copies):
+            self.delete(copy)
+
+
+def after_sequence(attach: session_pb2.Attach) -> int:
+    """Return the last unit that the client has; -1 if it has none."""
+    return attach.after_sequence if attach.HasField("after_sequence") else -1
+
+
+def _check(keep: session_pb2.Keep) -> None:
+    if (size := len(keep.token_sha256)) != _DIGEST_BYTES:
+        raise invalid("keep.token_sha256", f"is {size} bytes, must be {_DIGEST_BYTES}")
+    within_s, hold_s = to_seconds(keep.within), to_seconds(keep.hold)
+    if not 0 < within_s <= MAX_WITHIN_S:
+        raise invalid(
+            "keep.within", f"is {within_s:g} s, must be above 0, at most {MAX_WITHIN_S:g}"
+        )
+    if not 0 <= hold_s <= within_s:
+        raise invalid("keep.hold", f"is {hold_s:g} s, must be 0 to `within`")
+    if (size := len(keep.edge_note)) > MAX_NOTE_BYTES:
+        raise invalid("keep.edge_note", f"is {size} bytes, more than {MAX_NOTE_BYTES}")
+
+
+def _size_of(delta: session_pb2.Delta) -> int:
+    return len(delta.speech.audio) + len(delta.rebuild_state) + 4 * len(delta.token_ids) + 512
+
+
+def _ignore(copy: SessionCopy, reason: LossReason) -> None:
+    """Do nothing with a copy that was given up."""
+
+
+def superseded() -> FabricError:
+    """Return the error of a call whose session another call has."""
+    return FabricError(Reason.SUPERSEDED, "another edge has the session")
+
+
+def copy_responses(copy: SessionCopy, after: int, make: type[Response]) -> Iterator[Response]:
+    """Yield the messages with a copy."""
+    yield make(attached=copy.attached(after))
+    for delta in copy.deltas:
+        yield make(delta=delta)
+    for kept in copy.kept():
+        yield make(kept=kept)
