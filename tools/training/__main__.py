@@ -25,6 +25,7 @@ from training.evaluation.hearing import HearingPlan, measure_hearing
 from training.evaluation.rows import EvaluationPlan
 from training.evaluation.table import as_text, evaluate_checkpoint
 from training.pipeline import (
+    Stage,
     TrainingPlan,
     extend_checkpoint,
     print_progress,
@@ -81,8 +82,9 @@ def train(
     workspace: Path = Path(".duplane/train"),
     seed: int = 1,
     processes: PositiveInt = 2,
-    steps: PositiveInt = 3600,
+    steps: PositiveInt = 3240,
     utterances: PositiveInt = 24_000,
+    until: Stage = "checkpoint",
     sources: Sources = SYNTHESISED,
 ) -> None:
     """Train the default model from random weights, on speech from espeak-ng and flite.
@@ -104,6 +106,8 @@ def train(
         Training steps of the listener over whole sessions.
     utterances
         Questions of espeak-ng and flite in the corpus.
+    until
+        Stop after this stage. Each stage prints the digest of its result.
     sources
         Other sounds, and the weights to begin with.
     """
@@ -115,8 +119,9 @@ def train(
         **sources.settings(),
     )
     with _errors():
-        train_checkpoint(directory, workspace, plan)
-    sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")
+        train_checkpoint(directory, workspace, plan, until)
+    made = f"{until} in {workspace}" if until != "checkpoint" else f"checkpoint in {directory}"
+    sys.stdout.write(f"{made} (seed {seed})\n")
 
 
 @app.command

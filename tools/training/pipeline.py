@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import torch
@@ -30,7 +31,7 @@ from training.listener.sight import SightPlan, SightTraining
 from training.listener.starting import listener_of, vocoder_of
 from training.listener.training import ListenerPlan
 from training.sources.room_files import read_room, rooms_of
-from training.torch_calls import load_tensors
+from training.torch_calls import digest_of, load_tensors
 from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
 from training.vision.tower import TowerPlan
 from training.vocabulary import Vocabulary, build_tokenizer
@@ -52,6 +53,7 @@ CONTINUED: dict[str, Any] = {
     "decay_share": 0.6,
 }
 """Settings of a listener that begins with the weights of a checkpoint."""
+Stage = Literal["corpus", "talker", "vision", "listener", "checkpoint"]
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
 """The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
 digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
@@ -79,13 +81,15 @@ class TrainingPlan:
     phrases: int = 8000
     talker_steps: int = 1000
     sound_steps: int = 300
-    steps: int = 3600
+    steps: int = 3240
     tower_steps: int = 2400
     sight_steps: int = 600
 
 
-def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> None:
-    """Train all parts and write the checkpoint.
+def train_checkpoint(
+    directory: Path, workspace: Path, plan: TrainingPlan, until: Stage = "checkpoint"
+) -> None:
+    """Train all parts and write the checkpoint, or stop after a stage before it.
 
     Raises SynthesisError, OSError for files, and RuntimeError if a process fails, or if the
     workspace has results of another plan.
@@ -96,11 +100,22 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     vocabulary = Vocabulary(tokenizer)
     config = default_config(tokenizer)
     _corpus(workspace, plan)
+    print_progress(f"corpus: digest {digest_of_files(workspace / CORPUS)}")
+    if until == "corpus":
+        return
     answers = _speak_answers()
     vocoder = _vocoder(workspace, answers, plan)
     talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
+    print_progress(f"talker: digest {digest_of(talker)}")
+    if until == "talker":
+        return
     vision = train_vision(workspace, plan)
+    if until == "vision":
+        return
     listener = train_listener(workspace, listener_plan(plan), plan.processes, path_of(plan.start))
+    print_progress(f"listener: digest {digest_of(listener)}")
+    if until == "listener":
+        return
     listener = _sight(workspace, answers, listener, vision, config, vocabulary, plan)
     tensors = {**listener, **talker, **vision.state_dict()}
     write_checkpoint(directory, tokenizer, config, tensors, vocoder)
@@ -162,6 +177,16 @@ def _sight(
     )
     training.run()
     return dict(training.tensors())
+
+
+def digest_of_files(folder: Path) -> str:
+    """Return the digest of the files of a folder."""
+    made = sha256()
+    for path in sorted(folder.iterdir()):
+        made.update(path.name.encode())
+        with path.open("rb") as file:
+            made.update(file_digest(file, "sha256").digest())
+    return made.hexdigest()
 
 
 def _note_plan(path: Path, plan: TrainingPlan) -> None:

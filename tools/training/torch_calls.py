@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,3 +84,12 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 def tensor_of(values: NDArray[Any]) -> Tensor:
     """Return an array as a tensor that shares its memory."""
     return cast("Any", torch).from_numpy(values)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the digest of tensors and their names."""
+    made = sha256()
+    for name, value in tensors.items():
+        made.update(name.encode())
+        made.update(value.detach().contiguous().numpy().tobytes())
+    return made.hexdigest()

@@ -138,3 +138,22 @@ def test_interrupted_run_continues_to_the_same_weights(
     changed = [name for name, value in whole.tensors() if not torch.equal(value, before[name])]
     assert any("q_proj" in name for name in changed)
     assert any(name.startswith("apm.conv1") for name in changed)
+
+
+def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
+    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
+    plan = replace(PLAN, head_steps=2)
+    start = dict(
+        ListenerTraining(
+            config, vocabulary, corpus, answers, replace(plan, seed=9), tmp_path / "other.pt"
+        ).tensors()
+    )
+    training = ListenerTraining(config, vocabulary, corpus, answers, plan, tmp_path / "state.pt")
+    training.begin_with(start)
+    training.run(stop_at=2)
+    for name, value in training.tensors():
+        assert torch.equal(value, start[name]), name
+    training.run()
+    assert any(not torch.equal(value, start[name]) for name, value in training.tensors())

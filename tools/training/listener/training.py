@@ -77,7 +77,7 @@ class ListenerPlan:
     head_steps: int = 0
     sound_steps: int = 300
     sound_batch: int = 32
-    steps: int = 3600
+    steps: int = 3240
     word_share: float = 5 / 12
     short_share: float = 5 / 36
     short_batch: int = 16

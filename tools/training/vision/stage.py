@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +14,7 @@ from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vision.preprocessing import ImageRules
 from training.dimensions import PREPROCESSING
+from training.torch_calls import digest_of
 from training.vision.tower import SeenTile, TowerPlan, TowerTraining, augmented, draw_tiles
 from training.vision.views import PictureBank
 
@@ -45,11 +45,7 @@ def train_tower(
 
 def digest(training: TowerTraining) -> str:
     """Return the digest of the tower's weights."""
-    made = sha256()
-    for name, value in training.tensors():
-        made.update(name.encode())
-        made.update(value.contiguous().numpy().tobytes())
-    return made.hexdigest()
+    return digest_of(dict(training.tensors()))
 
 
 def tower_tensors(vision: Vision) -> dict[str, Tensor]:
