@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.chat import ChatDialect
@@ -33,6 +34,7 @@ from duplane.edge.modes import (
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.edge_note import EdgeNote
 from duplane.edge.session.half_duplex_session import HalfDuplexSession
 from duplane.edge.settings import Limits
 from duplane.edge.speech.scorers import ScorerFactory
@@ -219,6 +221,23 @@ class Endpoint:
         if isinstance(dialect, ChatDialect):
             return ChatSession(dialect, limits, now, continuity)
         return DuplexSession(dialect, limits, now, continuity)
+
+
+_RESUMABLE: Mapping[str, tuple[type[DuplexDialect], Mapping[str, Mode]]] = {
+    "A": (DialectA, MODES),
+    "B": (DialectB, MODES),
+    "C": (DialectC, DUPLEX_MODES),
+}
+
+
+def restored_session(
+    note: EdgeNote, limits: Limits, now: Moment, continuity: Continuity = NO_CONTINUITY
+) -> DuplexSession:
+    """Return a session for one that another edge has begun: `restore` it. Raises ValueError."""
+    dialect, modes = _RESUMABLE.get(note.dialect, (DialectA, {}))
+    if note.mode not in modes:
+        raise ValueError(f"no session of dialect {note.dialect} has the mode {note.mode}")
+    return DuplexSession(dialect(note.identity, limits, modes[note.mode]), limits, now, continuity)
 
 
 ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, ClassVar
 
 import orjson
 
@@ -44,7 +45,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.duplex import DuplexDialect, RestoredSettings
 from duplane.edge.dialects.resumption import read_resumable
 from duplane.edge.dialects.unit_metrics import Usage, metrics
 from duplane.edge.identity import Identity
@@ -234,6 +235,17 @@ class DialectB(DuplexDialect):
     def notice(self, kind: str, fields: Mapping[str, object], now: Moment) -> bytes:
         """Render an event about the socket of a resumable session."""
         return orjson.dumps(self._events.envelope(f"{self.queue_prefix}{kind}", now) | {**fields})
+
+    def state(self) -> Sequence[object]:
+        """Return the open turn, the number of chunks, the tokens in the context, and the usage."""
+        usage = astuple(self._events.usage)
+        return (self._turn_id, self._chunk_index, self._context_token_count, *usage)
+
+    def restore(self, state: Sequence[Any], settings: RestoredSettings) -> None:
+        """Go on as the dialect whose state this is."""
+        super().restore(state, settings)
+        self._turn_id, self._chunk_index, self._context_token_count, *usage = state
+        self._events.usage = Usage(*usage)
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit: `listen`, but not inside a turn.

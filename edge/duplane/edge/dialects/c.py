@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import orjson
 
@@ -35,7 +35,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_optional_audio,
 )
-from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.dialects.duplex import DuplexDialect, RestoredSettings, drop_metrics
 from duplane.edge.dialects.resumption import read_resumable
 from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, listen_metrics, stage_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
@@ -250,6 +250,15 @@ class DialectC(DuplexDialect):
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)
         return [with_optional_audio(event, self._speech_audio(delta))]
+
+    def state(self) -> Sequence[object]:
+        """Return the number of results, and the longest pause."""
+        return (self._result_count, self._pause_s)
+
+    def restore(self, state: Sequence[Any], settings: RestoredSettings) -> None:
+        """Go on as the dialect whose state this is."""
+        super().restore(state, settings)
+        self._result_count, self._pause_s = state
 
     def speech_ended(
         self, speak: Speak, ending: SpeechEnding, message: str, now: Moment

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
@@ -20,7 +20,7 @@ from duplane.edge.dialects.actions import (
     SpeechEnding,
     Tag,
 )
-from duplane.edge.dialects.dialect import Dialect
+from duplane.edge.dialects.dialect import Dialect, Phase
 from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
 
@@ -30,6 +30,13 @@ FAILURES: Mapping[str, ErrorCode] = {
     "UNIT_TOO_LONG": ErrorCode.INVALID_PAYLOAD,
     "PAUSED": ErrorCode.NOT_READY,
 }
+
+
+class RestoredSettings(NamedTuple):
+    """The settings of a session that later events need, as they were at another edge."""
+
+    paths: Mapping[str, str]
+    max_slice_count: int | None
 
 
 class DuplexDialect(Dialect):
@@ -114,6 +121,20 @@ class DuplexDialect(Dialect):
         """Render an event about the socket of a resumable session."""
         del now
         return orjson.dumps({"type": f"{self.queue_prefix}{kind}", **fields})
+
+    def state(self) -> Sequence[object]:
+        """Return, as JSON, what `restore` needs to render the next units as this dialect would."""
+        return ()
+
+    def restore(self, state: Sequence[Any], settings: RestoredSettings) -> None:
+        """Go on as the dialect whose state this is. Its conversation is ready."""
+        del state
+        self.phase = Phase.ACTIVE
+        self._paths, self._max_slice_count = settings.paths, settings.max_slice_count
+
+    def kept_settings(self) -> RestoredSettings:
+        """Return the settings that later events need."""
+        return RestoredSettings(self._paths, self._max_slice_count)
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""

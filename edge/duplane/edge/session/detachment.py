@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from duplane.edge.clock import Moment
+from duplane.edge.session.unit_state import NO_EVENT, Cursor, UnitState
 
 KEPT_S = 30.0
 """The events of units of so many seconds are kept for a client that returns."""
@@ -23,6 +24,7 @@ KEPT_BYTES = 4 * 1024 * 1024
 _RESUMES = 10  # of one session within _RESUMES_WITHIN_S; further ones are refused
 _RESUMES_WITHIN_S = 60.0
 _SECRET_BYTES = 32
+_MAX_STATES = 32
 _ID_BYTES = 6  # of the id of a turn
 
 
@@ -33,20 +35,6 @@ class Presence(StrEnum):
     HELD = "held"  # it has no socket, and keeps its slot
     PARKED = "parked"  # it has no socket, and has given its slot back
     ENDED = "ended"
-
-
-class Cursor(NamedTuple):
-    """The place of an event: the number of its unit, and its number among the events of the unit.
-
-    An event that belongs to no unit counts as one of the unit before it.
-    """
-
-    unit: int
-    part: int
-
-
-NO_EVENT = Cursor(-1, -1)
-"""The cursor of a client that has no event of a unit."""
 
 
 class Resumed(NamedTuple):
@@ -85,6 +73,8 @@ class Detachment:
         self.kept_bytes = 0
         self.digest = b""
         self.turn_key = secrets.token_bytes(_SECRET_BYTES)
+        # The states of the dialect before the newest units with events.
+        self.states: deque[UnitState] = deque(maxlen=_MAX_STATES)
         self._kept_unit_count = kept_unit_count
         self._kept: deque[_Kept] = deque()
         self._lost_s: float | None = None
@@ -95,6 +85,10 @@ class Detachment:
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         self.digest = digest_of(secret)
         return secret
+
+    def restore(self, turn_key: bytes, digest: bytes, cursor: Cursor) -> None:
+        """Go on with a session of another edge, after its event at `cursor`."""
+        self.turn_key, self.digest, self.cursor = turn_key, digest, cursor
 
     def is_proved_by(self, secret: str) -> bool:
         """Return whether this is the secret of the session."""
@@ -193,4 +187,5 @@ class Detachment:
         """Forget the token and the events."""
         self.presence = Presence.ENDED
         self._kept.clear()
+        self.states.clear()
         self.kept_bytes = 0

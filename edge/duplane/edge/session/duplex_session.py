@@ -39,7 +39,7 @@ from duplane.edge.session.move_table import (
     cause_of,
 )
 from duplane.edge.session.moves import GivenUp
-from duplane.edge.session.pending_replies import Outcome, PendingReplies
+from duplane.edge.session.pending_replies import Outcome
 from duplane.edge.session.request_queue import Outgoing, SentUnit
 from duplane.edge.session.request_rates import convert_voices
 from duplane.edge.session.returnable_session import ReturnableSession
@@ -78,7 +78,6 @@ class DuplexSession(ReturnableSession):
         super().__init__(dialect, limits, now, continuity, is_decided=not detects_dialect)
         self._settings: session_pb2.Open | None = None
         self._model_name = ""  # empty if unknown
-        self.replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
 
     @property
@@ -317,6 +316,8 @@ class DuplexSession(ReturnableSession):
     def _render(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
         """Render the outcome of a unit, and what it says about texts to speak."""
         queue = self.moves.queue
+        if self.detachment:
+            self._note_state(self.detachment, outcome.sequence, unit.tag)
         news = queue.speech.answered(outcome) if queue.speech.unfinished else NO_NEWS
         events: list[bytes] = []
         for speak in news.added:
@@ -334,6 +335,11 @@ class DuplexSession(ReturnableSession):
         if self.detachment:
             return self._number(self.detachment, events, outcome.sequence, now)
         return events
+
+    def render_again(self, outcome: Outcome, now: Moment) -> None:
+        """Render the outcome of a unit that another edge has sent; `resume` returns the events."""
+        tag = self._use_noted_state(outcome.sequence)
+        self._render(SentUnit(tag, outcome.sequence), outcome, now)
 
     def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:
         events: list[bytes] = []

@@ -109,6 +109,20 @@ class RequestQueue:
         waiting = len(self._waiting), len(self._requests), len(self.sent)
         return Held(*waiting, *self._assembler.held)
 
+    def restore(self, next_sequence: int) -> None:
+        """Begin with units of another edge before, whose numbers are below `next_sequence`."""
+        self._next_sequence = self._first_ordinal = next_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number of the next unit."""
+        return self._next_sequence
+
+    @property
+    def dropped_total(self) -> int:
+        """How many units were dropped before they got a sequence number."""
+        return self._first_ordinal - self._next_sequence
+
     @property
     def model(self) -> ModelFormat:
         """The format of the units: the default until `use_model`."""

@@ -6,25 +6,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
-from duplane.edge.dialects.actions import Append, Return
+from duplane.edge.dialects.actions import NO_TAG, Append, Return, Tag
 from duplane.edge.dialects.dialect import Phase
-from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.duplex import DuplexDialect, RestoredSettings
 from duplane.edge.dialects.resumption import read_return, reads_return
 from duplane.edge.payload.fields import Fields
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
-from duplane.edge.session.detachment import KEPT_S, Cursor, Detachment, Presence
+from duplane.edge.session.detachment import KEPT_S, Detachment, Presence, digest_of
+from duplane.edge.session.edge_note import EdgeNote
 from duplane.edge.session.effects import RecordAnswered, RecordResumed
 from duplane.edge.session.move_table import MoveCause, MovePhase
 from duplane.edge.session.moves import Moves
+from duplane.edge.session.pending_replies import PendingReplies
 from duplane.edge.session.session import Decoded, Session
 from duplane.edge.session.time_limits import TimeLimit
+from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import SAMPLE_BYTES
 
@@ -33,6 +36,7 @@ _RETURNED = Close(CloseReason.RETURNED)
 # A client that has no slot, and whose sessions may be here, has so much time to name its session
 # before it is refused.
 NAMING_S = 1.0
+_MAX_REPLY_ENDS = 64  # in a note; further appends are replied to with those after them
 # A client that waits has so many seconds more than it was asked for to go to another edge.
 _LEAVING_S = 5.0
 
@@ -52,9 +56,11 @@ class ReturnableSession(Session[DuplexDialect]):
         super().__init__(dialect, limits, now, is_decided=is_decided)
         self.moves = Moves(limits.frame_count, self.effects, continuity)
         self.detachment: Detachment | None = None  # of a resumable session that has begun
+        self.replies = PendingReplies()  # used if the dialect replies to appends
         self.is_resumable = False
         self.returned: Return | None = None  # the client has returned to another session
         self.may_be_return = False  # the client may have another session here
+        self._noted: EdgeNote | None = None  # of a session that another edge has begun
         self._refusal: Close | None = None  # why the client gets no slot
         self._received_sample_count = 0
         self._lost_sample_count = 0  # samples that the client no longer has
@@ -99,6 +105,75 @@ class ReturnableSession(Session[DuplexDialect]):
         resume = {"token": token, "within_s": self._limits.resume_s}
         ready = b"".join((events[-1][:-1], b',"resume":', orjson.dumps(resume), b"}"))
         return [*events[:-1], ready]
+
+    def _note_state(self, detachment: Detachment, unit: int, tag: Tag) -> None:
+        """Keep the state of the dialect before it renders a unit."""
+        detachment.states.append(self._state(detachment, unit, tag))
+
+    def _state(self, detachment: Detachment, unit: int, tag: Tag = NO_TAG) -> UnitState:
+        ends: Sequence[int] = ()
+        if self.dialect.replies_to_appends:
+            queue = self.moves.queue
+            ends = [end - queue.dropped_total for end in self.replies.ends][:_MAX_REPLY_ENDS]
+        return UnitState(unit, detachment.cursor, self.dialect.state(), tag, ends)
+
+    def note(self, now: Moment) -> bytes:
+        """Return what another edge needs to go on with this session. Only for resumable ones."""
+        detachment = self.detachment
+        if detachment is None:
+            raise AssertionError("the session is not resumable")
+        queue, settings = self.moves.queue, self.dialect.kept_settings()
+        left_s = self.time_limits.left_s(TimeLimit.WHOLE_SESSION, now)
+        return EdgeNote(
+            self.identity,
+            self.dialect.name,
+            "video" if self.dialect.mode.takes_frames else "audio",
+            detachment.turn_key,
+            self._state(detachment, detachment.cursor.unit + 1),
+            self._lost_sample_count + queue.taken_sample_count,
+            None if left_s is None else now.wall_s + left_s,
+            tuple(detachment.states),
+            {unit: sent.tag for unit, sent in queue.sent.items() if sent.tag is not NO_TAG},
+            settings.max_slice_count,
+            settings.paths,
+        ).to_bytes()
+
+    def restore(self, note: EdgeNote, returned: Return, now: Moment) -> int:
+        """Go on with a session of another edge, whose conversation a worker has.
+
+        Return the first unit whose delta must be rendered (`DuplexSession.render_again`). After the
+        deltas of all units that the worker has, `resume` returns the events for the client.
+        """
+        cursor = Cursor(returned.unit, returned.part)
+        self._noted = note
+        state = note.state_for(cursor)
+        settings = RestoredSettings(note.paths, note.max_slice_count)
+        self.dialect.restore(state.dialect, settings)
+        self.replies.restore(note.reply_ends_from(state), state.unit, 0)
+        self.is_resumable = True
+        self.detachment = detachment = Detachment(self.moves.queue.model.unit_count(KEPT_S))
+        detachment.restore(note.turn_key, digest_of(returned.secret), state.cursor)
+        self.dialect.turn_names = detachment.turn_id
+        self._lost_sample_count = note.next_sample
+        self._leave_queue()
+        if note.ends_at_s is not None:
+            left_s = note.ends_at_s - now.wall_s
+            self.time_limits.start(TimeLimit.WHOLE_SESSION, max(left_s, 0.0), now)
+        self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+        return state.unit
+
+    def _use_noted_state(self, unit: int) -> Tag:
+        """Restore the state before a unit, if the note has it. Return the tag of the unit.
+
+        Between two units, the first edge may have replied to appends that completed none.
+        """
+        note, detachment = self._noted, self.detachment
+        if note is None or detachment is None:
+            raise AssertionError("the session was not restored")
+        if state := next((one for one in (*note.units, note.latest) if one.unit == unit), None):
+            self.dialect.restore(state.dialect, self.dialect.kept_settings())
+            detachment.cursor = state.cursor
+        return note.tag_of(unit)
 
     def _number(
         self, detachment: Detachment, events: list[bytes], unit: int, now: Moment

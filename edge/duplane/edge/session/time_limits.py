@@ -65,6 +65,11 @@ class TimeLimits:
         """Return whether a limit has been started and not stopped."""
         return limit in self._deadlines
 
+    def left_s(self, limit: TimeLimit, now: Moment) -> float | None:
+        """Return the seconds until a limit has passed; None if it does not run or never passes."""
+        left_s = self._deadlines.get(limit, math.inf) - now.monotonic_s
+        return left_s if math.isfinite(left_s) else None
+
     def clear(self) -> None:
         """Stop all limits."""
         self._deadlines.clear()

@@ -1,0 +1,168 @@
+"""Another edge goes on with a session from its note and its deltas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pybase64
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.protocols.transcripts import pcm
+
+from duplane.edge.clock import Moment
+from duplane.edge.dialects.actions import NO_TAG, Return, Tag
+from duplane.edge.identity import Identity
+from duplane.edge.modes import MODES
+from duplane.edge.routing import ENDPOINTS, Route, restored_session
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.edge_note import MAX_NOTE_BYTES, EdgeNote
+from duplane.edge.session.unit_state import Cursor, UnitState
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import session_pb2
+
+NOW = Moment(36_077.0, 1_714_200_000_000_000_000)
+AUDIO = pybase64.b64encode(pcm(16_000)).decode()
+HALF = pybase64.b64encode(pcm(8_000)).decode()
+SETTINGS: dict[str, dict[str, Any]] = {
+    "A": {"type": "session.update", "session": {"instructions": "x", "resumable": True}},
+    "B": {"type": "session.init", "payload": {"resumable": True}},
+    "C": {"type": "prepare", "resumable": True},
+}
+ROUTES = {"A": Route.REALTIME, "B": Route.REALTIME, "C": Route.DUPLEX}
+
+
+def append(dialect: str, number: int, *, is_half: bool = False) -> dict[str, Any]:
+    audio = HALF if is_half else AUDIO
+    match dialect:
+        case "A":
+            return {"type": "input_audio_buffer.append", "audio": audio}
+        case "B":
+            return {"type": "input.append", "input": {"audio": audio, "input_id": f"i{number}"}}
+        case _:
+            return {"type": "audio_chunk", "audio_base64": audio}
+
+
+def delta(number: int, kind: str) -> session_pb2.Delta:
+    """Return a delta that listens, speaks, or speaks the end of a turn."""
+    made = session_pb2.Delta(sequence=number, context_token_count=50 + 3 * number)
+    made.token_counts.output_text_token_count = number + 1
+    made.token_counts.input_audio_token_count = 10
+    if kind == "listen":
+        made.listen.SetInParent()
+        return made
+    made.speech.text = f"word {number}"
+    made.speech.audio = number.to_bytes(4, "little") * 24
+    made.end_of_turn = kind == "end"
+    return made
+
+
+class Talk:
+    """A session whose worker answers each unit at once, and the events that were told."""
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        endpoint = ENDPOINTS[ROUTES[dialect], "audio"]
+        session = endpoint.new_session(Identity("sess_0", "rt_0"), Limits(), NOW)
+        assert isinstance(session, DuplexSession)
+        self.session = session
+        self.told: list[dict[str, Any]] = []
+        self.replies: list[dict[str, Any]] = []  # to appends that completed no unit
+        session.granted(60.0, NOW)
+        session.receive(orjson.dumps(SETTINGS[dialect]), NOW)
+        session.take(NOW)
+        opened = session_pb2.Opened(prompt_token_count=7)
+        (ready,) = session.responded(session_pb2.ConverseResponse(opened=opened), NOW)
+        self.secret = orjson.loads(ready)["resume"]["token"].partition(".")[2]
+
+    def send(self, number: int, *, in_halves: bool = False) -> bytes:
+        """Send one unit, and return the note that goes with it."""
+        for _ in range(1 + in_halves):
+            self.hear(append(self.dialect, number, is_half=in_halves))
+        self.session.take(NOW)
+        return self.session.note(NOW)
+
+    def hear(self, event: dict[str, Any]) -> None:
+        replies = self.session.receive(orjson.dumps(event), NOW)
+        self.replies += map(orjson.loads, replies)
+        self.tell(replies)
+
+    def answer(self, answer: session_pb2.Delta) -> None:
+        self.tell(self.session.responded(session_pb2.ConverseResponse(delta=answer), NOW))
+
+    def tell(self, events: list[bytes]) -> None:
+        self.told += map(orjson.loads, events)
+
+
+def plain(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event without what differs between edges."""
+    return {key: value for key, value in event.items() if key not in ("replayed", "next_sample")}
+
+
+@pytest.mark.parametrize("dialect", SETTINGS)
+@given(data=st.data())
+def test_restored_session_tells_what_the_first_one_would(dialect: str, data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(["listen", "speak", "end"]), min_size=2, max_size=9))
+    deltas = [delta(number, kind) for number, kind in enumerate(kinds)]
+    last = data.draw(st.integers(0, len(kinds) - 1), label="last unit of the first edge")
+    in_halves = data.draw(st.booleans())
+    behind = data.draw(st.integers(0, 2), label="units without an answer")
+    first = Talk(dialect)
+    note = b""
+    for number in range(last + 1):
+        note = first.send(number, in_halves=in_halves)
+        if number >= behind:
+            first.answer(deltas[number - behind])
+    has = data.draw(st.integers(0, len(first.told)), label="events that the client has")
+    former = first.told[has - 1] if has else {"unit": -1, "part": -1}
+
+    read = EdgeNote.from_bytes(note)
+    second = restored_session(read, Limits(), NOW)
+    returned = Return("sess_0", first.secret, former["unit"], former["part"])
+    begin = second.restore(read, returned, NOW)
+    for answer in deltas[begin : last + 1]:
+        second.render_again(answer, NOW)
+    resumed, *missed = map(orjson.loads, second.resume(returned, NOW))
+    assert resumed["next_sample"] == 16_000 * (last + 1)
+
+    for answer in deltas[max(last + 1 - behind, 0) : last + 1]:
+        first.answer(answer)
+    # The client sends audio of incomplete units again, and gets a reply to that.
+    wanted = [plain(event) for event in first.told[has:] if event not in first.replies]
+    assert [plain(event) for event in missed] == wanted
+    second.moves.queue.restore(last + 1)
+    assert second.detachment
+    assert first.session.detachment
+    assert second.detachment.cursor == first.session.detachment.cursor
+    assert second.dialect.state() == first.session.dialect.state()
+
+
+def long_note() -> EdgeNote:
+    state = UnitState(
+        1, Cursor(0, 1), ("resp_" + "f" * 12, 10**6, 10**6), Tag("i" * 200, "r" * 200)
+    )
+    identity = Identity("sess_0", "rt_0")
+    return EdgeNote(identity, "B", "audio", bytes(32), state, units=[state] * 32)
+
+
+def test_note_keeps_its_bound_and_can_be_read() -> None:
+    note = long_note()
+    packed = note.to_bytes()
+    assert len(packed) <= MAX_NOTE_BYTES
+    read = EdgeNote.from_bytes(packed)
+    assert read.latest == replace(note.latest, dialect=list(note.latest.dialect), reply_ends=[])
+
+
+@pytest.mark.parametrize("packed", [b"{}", b"[]", b"x", b'{"version":2}'])
+def test_note_of_another_release_is_refused(packed: bytes) -> None:
+    with pytest.raises(ValueError, match=r"note|JSON|unexpected|literal|character"):
+        EdgeNote.from_bytes(packed)
+
+
+def test_note_of_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode"):
+        restored_session(replace(long_note(), mode="chat"), Limits(), NOW)
+    assert set(MODES) == {"audio", "video"}
+    assert long_note().tag_of(7) is NO_TAG
