@@ -29,6 +29,20 @@ from duplane.tools.bench.options import FabricBench
             ["--workers", "2", "--kill-every-s", "4.5", "--seconds", "8.9"],
             "seconds is 8.9, must not be below 9, twice kill_every_s",
         ),
+        (["--return-s", "4:1"], "return_s is '4:1', must be LOW:HIGH in seconds"),
+        (["--return-s", "x"], "return_s is 'x', must be LOW:HIGH"),
+        (
+            ["--drop-sockets-every-s", "10", "--url", "ws://h:1"],
+            "drop_sockets_every_s: needs a fabric of the command, and dialect B",
+        ),
+        (
+            ["--kill-edge-every-s", "10", "--dialect", "A"],
+            "kill_edge_every_s: needs a fabric of the command, and dialect B",
+        ),
+        (
+            ["--restart-edges-every-s", "10", "--tls"],
+            "restart_edges_every_s: cannot be used with kill_every_s, restart_every_s,",
+        ),
         (["--url", "ws://h:1", "--operator-pages", "1"], "operator_pages: needs a fabric of the"),
         (["--operator-pages", "9"], "operator_pages is 9, must not be above 8"),
         (["--process", "edge=1"], "process: needs url"),

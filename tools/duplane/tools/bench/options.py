@@ -84,6 +84,19 @@ class FabricBench:
     restart_every_s: NonNegativeFloat = 0.0
     """Restart a worker of the command's own fabric after every so many seconds, each in turn: it
     gets SIGTERM, drains, ends and is started again. Default: no worker is restarted."""
+    drop_sockets_every_s: NonNegativeFloat = 0.0
+    """Make resumable calls in B, and drop the socket of each call once in so many seconds: every
+    second one with RST, the others fall silent. Another table is printed then. Default: no socket
+    is dropped."""
+    kill_edge_every_s: NonNegativeFloat = 0.0
+    """Make resumable calls in B over two edges, and kill one of them after every so many seconds;
+    it is started again. Default: no edge is killed."""
+    restart_edges_every_s: NonNegativeFloat = 0.0
+    """Make resumable calls in B over two edges, and restart one of them after every so many
+    seconds, each in turn: it gets SIGTERM, and new connections go to the other one. Default: no
+    edge is restarted."""
+    return_s: Annotated[str, Parameter(show_default=False)] = "0.25:4"
+    """Seconds after which the clients of lost connections return, as LOW:HIGH."""
     edge_cpu: NonNegativeInt | None = None
     """Core for the edge of the command's own fabric; all other processes use other cores. Linux
     only."""
@@ -129,6 +142,7 @@ class FabricBench:
         if self.operator_pages and self.url:
             raise ValueError("operator_pages: needs a fabric of the command")
         self._check_stops()
+        self._check_returns()
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")
 
@@ -153,6 +167,44 @@ class FabricBench:
             raise ValueError(
                 f"seconds is {self.seconds:g}, must not be below {least}, twice {name}"
             )
+
+    def _check_returns(self) -> None:
+        low, high = self.return_range_s
+        if not 0 <= low <= high < math.inf:
+            raise ValueError(f"return_s is {self.return_s!r}, must be LOW:HIGH in seconds")
+        if not self.makes_returns:
+            return
+        if self.url or self.dialects not in ((), ("B",)):
+            raise ValueError(f"{self._returns_name}: needs a fabric of the command, and dialect B")
+        if self.stop_plan[0] or self.find_capacity or self.tls or self.telemetry:
+            others = "kill_every_s, restart_every_s, find_capacity, tls and telemetry"
+            raise ValueError(f"{self._returns_name}: cannot be used with {others}")
+
+    @property
+    def _returns_name(self) -> str:
+        if self.drop_sockets_every_s:
+            return "drop_sockets_every_s"
+        return "kill_edge_every_s" if self.kill_edge_every_s else "restart_edges_every_s"
+
+    @property
+    def makes_returns(self) -> bool:
+        """Whether the calls are resumable, and lose their connections."""
+        every_s = (self.drop_sockets_every_s, self.kill_edge_every_s, self.restart_edges_every_s)
+        return any(every_s)
+
+    @property
+    def edge_count(self) -> int:
+        """The number of edges of the command's own fabric."""
+        return 2 if self.kill_edge_every_s or self.restart_edges_every_s else 1
+
+    @property
+    def return_range_s(self) -> tuple[float, float]:
+        """The shortest and the longest time until a client returns. Raises ValueError."""
+        low, separator, high = self.return_s.partition(":")
+        try:
+            return float(low), float(high if separator else low)
+        except ValueError:
+            raise ValueError(f"return_s is {self.return_s!r}, must be LOW:HIGH") from None
 
     @property
     def stop_plan(self) -> tuple[float, signal.Signals]:

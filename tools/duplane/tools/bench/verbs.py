@@ -62,12 +62,15 @@ def fabric(options: FabricBench = FabricBench()) -> int:
     more.
     """
     from duplane.tools.bench.load.run import bench_fabric
+    from duplane.tools.bench.returns.run import bench_returns
     from duplane.tools.up.fabric import command_errors
 
-    configure_logging("bench", "WARNING")
+    # Edges that end on purpose are errors of the one who starts them again.
+    configure_logging("bench", "CRITICAL" if options.makes_returns else "WARNING")
+    measure = bench_returns if options.makes_returns else bench_fabric
     try:
         with command_errors():
-            return _run(bench_fabric(options))
+            return _run(measure(options))
     except process.StartError as error:
         raise UsageError(str(error)) from None
 

@@ -55,7 +55,7 @@ def _second_of_sound() -> bytes:
 SOUND = _second_of_sound()
 """The sound of each unit, as PCM."""
 _SOUND_BASE64 = pybase64.b64encode_as_string(SOUND)
-_ENCODED = encode(memoryview(SOUND).cast("f"), uplink="float32")
+ENCODED_SOUND = encode(memoryview(SOUND).cast("f"), uplink="float32")
 
 
 class SessionError(Exception):
@@ -124,7 +124,7 @@ class LibrarySession:
 
     async def send(self, number: int) -> None:
         input_id = str(number) if self._has_names else None
-        if not await self._session.send(_ENCODED, input_id=input_id):
+        if not await self._session.send(ENCODED_SOUND, input_id=input_id):
             raise SessionError("the connection ended")
 
     async def answers(self) -> AsyncIterator[tuple[float, Answer]]:

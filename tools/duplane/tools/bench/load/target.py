@@ -64,6 +64,7 @@ class Target:
     receiver: Receiver | None = None
     workers: Sequence[Role] = ()  # of the command's own fabric
     credentials: FabricCredentials | None = None  # of an operator, if the fabric has TLS
+    edges: Sequence[Role] = ()  # of the command's own fabric
 
     def url(self, dialect: str) -> str:
         """Return the address to which a generator connects in a dialect."""
@@ -128,7 +129,8 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             worker_count=options.workers,
             slot_count=-(-(sessions + _SPARE_SLOTS) // (options.workers - is_stopping)),
             checkpoint=options.checkpoint,
-            log_level="ERROR" if is_stopping else "WARNING",  # each moved session is a warning
+            # Each session that moves or returns is a warning.
+            log_level="ERROR" if is_stopping or options.makes_returns else "WARNING",
         )
         certificates, credentials = None, None
         if options.tls:
@@ -136,6 +138,10 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             credentials = make_certificates(certificates)
         fabric = await stack.enter_async_context(running(settings, certificates))
         edge, *workers, scheduler = fabric.roles
+        edges = [edge, *await stack.enter_async_context(_further_edges(options, fabric.scheduler))]
+        if options.makes_returns:
+            for one in edges:
+                one.restart_delay = RestartDelay(max_delay_s=FIRST_DELAY_S)
         if is_stopping:
             for worker in workers:  # each stop stands for a single failure
                 worker.restart_delay = RestartDelay(max_delay_s=FIRST_DELAY_S)
@@ -145,7 +151,7 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             f"ws://{fabric.edge}",
             fabric.scheduler,
             {
-                "edge": lambda: [edge.process_id],
+                "edge": lambda: [one.process_id for one in edges],
                 "scheduler": lambda: [scheduler.process_id],
                 "worker": lambda: [worker.process_id for worker in workers],
             },
@@ -153,7 +159,25 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             receiver,
             workers,
             credentials,
+            edges,
         )
+
+
+@contextlib.asynccontextmanager
+async def _further_edges(options: FabricBench, scheduler: str) -> AsyncGenerator[Sequence[Role]]:
+    """Run the edges beside the one of the fabric."""
+    flags = ("edge", "--scheduler", scheduler, "--log-level", "ERROR")
+    roles = [Role("edge", flags, "127.0.0.1:0") for _ in range(options.edge_count - 1)]
+    async with asyncio.TaskGroup() as tasks:
+        for role in roles:
+            tasks.create_task(role.keep_running())
+        try:
+            for role in roles:
+                await role.ready()
+            yield roles
+        finally:
+            for role in roles:
+                await role.stop()
 
 
 def _always(process_ids: Sequence[int]) -> ProcessIds:
