@@ -118,6 +118,28 @@ def test_old_input_is_dropped_and_counted_as_lost() -> None:
     assert kept.first_sample == 2 * INPUT_RATE
 
 
+def test_client_that_catches_up_waits_for_the_server() -> None:
+    """A server keeps four seconds that wait, and drops older ones."""
+    kept = SentInput()
+    second = encode(bytes(2 * INPUT_RATE)).pieces[0]
+    for _ in range(8):
+        kept.add(second)
+    kept.rewind(INPUT_RATE)
+
+    def taken() -> int:
+        return sum(1 for _ in iter(kept.take, None))
+
+    assert taken() == 2
+    assert kept.begun({"next_sample": 2 * INPUT_RATE})
+    assert taken() == 1
+    assert kept.begun({"next_sample": 8 * INPUT_RATE})
+    assert taken() == 4
+    assert not kept.begun({"next_sample": 8 * INPUT_RATE})  # it has caught up
+    for _ in range(8):
+        kept.add(second)
+    assert taken() == 8
+
+
 @pytest.mark.parametrize("attempt", range(8))
 def test_wait_before_an_attempt_is_a_quarter_of_a_second_to_four(attempt: int) -> None:
     assert 0.25 <= return_wait_s(attempt) <= 4.0

@@ -18,6 +18,9 @@ REFUSALS = frozenset({"resume_refused", "resume_expired", "resume_lost", "resume
 """Codes of errors after which a client cannot have its session again."""
 BUSY = "resume_busy"
 _KEPT_SAMPLES = int(KEPT_S * INPUT_RATE)
+# Sound beyond the units that the server has begun, while a client catches up after a return. A
+# server drops the oldest of more than four units that wait.
+_AHEAD_SAMPLES = 2 * INPUT_RATE
 _MIN_WAIT_S, _MAX_WAIT_S = 0.25, 4.0
 _WAV_HEAD = b"UklGR"  # base64 of `RIFF`, as `encoded` writes int16
 _WAV_HEAD_BYTES = 44
@@ -106,6 +109,7 @@ class SentInput:
 
     def __init__(self) -> None:
         self.is_asked = False
+        self._limit: int | None = None  # of the input to send, while the client catches up
         self._sent: deque[Input] = deque()
         self._waiting: deque[Input] = deque()
         self._end = 0
@@ -132,8 +136,11 @@ class SentInput:
             self._drop_old()
 
     def take(self) -> Input | None:
-        """Return the next input to send."""
+        """Return the next input to send; None if there is none that the server can take now."""
         if not self._waiting:
+            self._limit = None
+            return None
+        if self._limit is not None and self._waiting[0].first >= self._limit:
             return None
         taken = self._waiting.popleft()
         self._sent.append(taken)
@@ -150,8 +157,18 @@ class SentInput:
             before, kept[0] = kept[0].split(next_sample)
             self._sent.append(before)
         self._waiting = kept
+        self._limit = next_sample + _AHEAD_SAMPLES
         self.is_asked = False
         return lost
+
+    def begun(self, event: Event) -> bool:
+        """Read the `next_sample` of an event. Return whether there is more input to send now."""
+        match event:
+            case {"next_sample": int(sample)} if self._limit is not None:
+                self._limit = max(self._limit, sample + _AHEAD_SAMPLES)
+                return True
+            case _:
+                return False
 
     def _drop_old(self) -> None:
         for kept in (self._sent, self._waiting):

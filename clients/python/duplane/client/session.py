@@ -373,20 +373,32 @@ class DuplexSession:
                     message = await self._message(socket)
                     received_s = time.monotonic()
                     event = self._parsed(message)
-                    if event.get("type") == "session.closed":
-                        await self._finish(socket, str(event.get("reason", "")))
-                    elif event.get("type") == "session.replaced" and self._returning:
-                        self.end = End("replaced")
-                    elif self._returning is None or self._returning.is_wanted(event, received_s):
+                    if await self._is_news(event, received_s, socket):
                         return event, received_s
-                    elif not self.created and (wait_s := self._returning.leave_wait_s):
-                        raise ConnectionLostError("the server shuts down", retry_after_s=wait_s)
                 except ConnectionClosed as closed:
                     socket = await self._broke(socket, closed)
         except DuplexError as error:
             self._failure = error
             raise
         return None
+
+    async def _is_news(self, event: Event, received_s: float, socket: ClientConnection) -> bool:
+        """Return whether an event is for the caller; handle those about the connection."""
+        kind, returning = event.get("type"), self._returning
+        if kind == "session.closed":
+            await self._finish(socket, str(event.get("reason", "")))
+            return False
+        if returning is None:
+            return True
+        if kind == "session.replaced":
+            self.end = End("replaced")
+            return False
+        is_news = returning.is_wanted(event, received_s)
+        if not self.created and (wait_s := returning.leave_wait_s):
+            raise ConnectionLostError("the server shuts down", retry_after_s=wait_s)
+        if is_news and returning.input.begun(event):
+            await self._send_input(returning.input)
+        return is_news
 
     async def _message(self, socket: ClientConnection) -> str | bytes:
         """Return the next message. Leave the server first if it has asked for this."""
