@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.worker.rebuild_messages import context, past, rebuild, rebuilt
@@ -15,7 +16,14 @@ from duplane.fabric.audio import MAX_EXPONENT
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.models.types import PastUnit, Rebuilt, Unit, UnitFailure
+from duplane.worker.models.types import (
+    PastUnit,
+    Rebuilt,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+    UnitReach,
+)
 from duplane.worker.settings import SessionLimits
 
 SEEDED = session_pb2.Open(seed=3)
@@ -208,6 +216,71 @@ async def test_worker_says_that_it_reads_the_exponent_of_past_audio() -> None:
     async with running_worker() as rig, rig.claimed() as client:
         opened = await client.open(SEEDED)
         assert opened.accepts_audio_exponent
+        assert opened.accepts_row_count
+
+
+async def test_units_that_are_not_fed_reach_the_model_without_sound() -> None:
+    taken: list[PastUnit] = []
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        take = rig.model.rebuild
+
+        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            rebuilt = take(slot, units)
+            taken.extend(units[: rebuilt.unit_count] if isinstance(rebuilt, Rebuilt) else ())
+            return rebuilt
+
+        rig.model.rebuild = watched
+        await client.write(
+            rebuild(
+                past(0, audio_int16=b"", row_count=13, had_sound=True),
+                past(1, row_count=14, had_sound=True),
+                past(2),
+            )
+        )
+        await rebuilt(client)
+        await client.send(unit(3))
+        assert (await client.delta()).context_token_count == context(4)
+    found = [(unit.unfed_rows, unit.had_audio, unit.unit.audio.size) for unit in taken]
+    assert found == [(13, True, 0), (14, True, 16_000), (0, False, 16_000)]
+    assert [unit.row_count > 0 for unit in taken] == [False, False, True]
+
+
+async def test_rebuild_that_lacks_units_of_the_context_is_refused_at_its_end() -> None:
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        take = rig.model.rebuild
+
+        def lacking(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            rebuilt = take(slot, units)
+            assert isinstance(rebuilt, Rebuilt)
+            return replace(rebuilt, lack="units are missing")
+
+        rig.model.rebuild = lacking
+        await client.write(rebuild(past(0), is_last=False))
+        await rebuilt(client)
+        await client.write(rebuild(past(1)))
+        error = await client.refused()
+        assert (error.reason, error.field) == (Reason.REBUILD_REFUSED, "rebuild.units")
+        assert "units are missing" in str(error)
+
+
+async def test_delta_tells_which_units_a_rebuild_needs() -> None:
+    reach = UnitReach(row_count=13, context_units=5, sound_units=40, turn_units=3)
+    model = ScriptedModel()
+    async with running_worker(model) as rig, rig.opened(settings=SEEDED) as client:
+        await client.send(unit(0))
+        assert not (await client.delta()).HasField("reach")
+        step = model.step
+
+        def with_reach(*args: Any, **fields: Any) -> Iterator[UnitOutput | UnitFailure]:
+            for output in step(*args, **fields):
+                assert isinstance(output, UnitOutput)
+                yield replace(output, reach=reach)
+
+        model.step = with_reach
+        await client.send(unit(1))
+        assert (await client.delta()).reach == session_pb2.UnitReach(
+            row_count=13, context_unit_count=5, sound_unit_count=40, turn_unit_count=3
+        )
 
 
 BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
@@ -222,6 +295,16 @@ BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
         rebuild(past(0), past(1, audio_int16=b"abc")),
         Reason.INVALID_FIELD,
         "rebuild.units[1].audio_int16",
+    ),
+    "rows below 0": (
+        rebuild(past(0, row_count=-1)),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].row_count",
+    ),
+    "rows and pictures": (
+        rebuild(past(0, row_count=13, video_frames=[b"x"])),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].row_count",
     ),
     "too loud": (
         rebuild(past(0, audio_exponent=MAX_EXPONENT + 1)),

@@ -213,7 +213,7 @@ class DuplexConfig(_message.Message):
     def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests", "accepts_keep")
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests", "accepts_keep", "accepts_row_count")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class Opened(_message.Message):
     ACCEPTS_AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_KEEP_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
     context_token_limit: int
     ignored_fields: _containers.RepeatedScalarFieldContainer[str]
@@ -228,7 +229,8 @@ class Opened(_message.Message):
     accepts_audio_exponent: bool
     accepts_speech_requests: bool
     accepts_keep: bool
-    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ..., accepts_keep: _Optional[bool] = ...) -> None: ...
+    accepts_row_count: bool
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ..., accepts_keep: _Optional[bool] = ..., accepts_row_count: _Optional[bool] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("token_sha256", "within", "hold", "granted", "edge_note")
@@ -311,7 +313,7 @@ class Rebuild(_message.Message):
     def __init__(self, units: _Optional[_Iterable[_Union[PastUnit, _Mapping]]] = ..., is_last: _Optional[bool] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class PastUnit(_message.Message):
-    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count", "rebuild_state", "audio_exponent")
+    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count", "rebuild_state", "audio_exponent", "row_count", "had_sound", "reach")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,9 @@ class PastUnit(_message.Message):
     CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     REBUILD_STATE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HAD_SOUND_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio_int16: bytes
     audio: bytes
@@ -332,7 +337,22 @@ class PastUnit(_message.Message):
     context_token_count: int
     rebuild_state: bytes
     audio_exponent: int
-    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ..., rebuild_state: _Optional[bytes] = ..., audio_exponent: _Optional[int] = ...) -> None: ...
+    row_count: int
+    had_sound: bool
+    reach: UnitReach
+    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ..., rebuild_state: _Optional[bytes] = ..., audio_exponent: _Optional[int] = ..., row_count: _Optional[int] = ..., had_sound: _Optional[bool] = ..., reach: _Optional[_Union[UnitReach, _Mapping]] = ...) -> None: ...
+
+class UnitReach(_message.Message):
+    __slots__ = ("row_count", "context_unit_count", "sound_unit_count", "turn_unit_count")
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SOUND_UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TURN_UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    row_count: int
+    context_unit_count: int
+    sound_unit_count: int
+    turn_unit_count: int
+    def __init__(self, row_count: _Optional[int] = ..., context_unit_count: _Optional[int] = ..., sound_unit_count: _Optional[int] = ..., turn_unit_count: _Optional[int] = ...) -> None: ...
 
 class StateChange(_message.Message):
     __slots__ = ("speech_token_ids", "chosen_token_ids", "draw_count", "interrupted_turn")
@@ -419,7 +439,7 @@ class Close(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., keep_copy: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change", "rebuild_state", "interrupted_turn", "listen_probability", "speech_request", "speech_results")
+    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change", "rebuild_state", "interrupted_turn", "listen_probability", "speech_request", "speech_results", "reach")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     SPEECH_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +456,7 @@ class Delta(_message.Message):
     LISTEN_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     SPEECH_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SPEECH_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     listen: Listen
     speech: Speech
@@ -452,7 +473,8 @@ class Delta(_message.Message):
     listen_probability: float
     speech_request: int
     speech_results: _containers.RepeatedCompositeFieldContainer[SpeechResult]
-    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., rebuild_state: _Optional[bytes] = ..., interrupted_turn: _Optional[bool] = ..., listen_probability: _Optional[float] = ..., speech_request: _Optional[int] = ..., speech_results: _Optional[_Iterable[_Union[SpeechResult, _Mapping]]] = ...) -> None: ...
+    reach: UnitReach
+    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., rebuild_state: _Optional[bytes] = ..., interrupted_turn: _Optional[bool] = ..., listen_probability: _Optional[float] = ..., speech_request: _Optional[int] = ..., speech_results: _Optional[_Iterable[_Union[SpeechResult, _Mapping]]] = ..., reach: _Optional[_Union[UnitReach, _Mapping]] = ...) -> None: ...
 
 class SpeechResult(_message.Message):
     __slots__ = ("number", "outcome", "reason", "message", "field")

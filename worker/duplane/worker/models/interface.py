@@ -58,6 +58,7 @@ class ModelConstants:
       of the audio that the model hears and speaks.
     - `accepts_pictures`: whether units may have frames. `has_chat`: whether the model can chat.
     - `accepts_speech_requests`: whether units may have `speech`.
+    - `accepts_unfed_units`: whether the first past units of a rebuild may have `unfed_rows`.
     """
 
     slot_count: int
@@ -72,6 +73,7 @@ class ModelConstants:
     accepts_pictures: bool
     has_chat: bool
     accepts_speech_requests: bool = False
+    accepts_unfed_units: bool = False
 
     def count_of(self, seconds: int) -> int:
         """Return the number of units that last `seconds`, and at least this number.

@@ -253,6 +253,11 @@ class PastUnit:
 
     `unit.force_listen` has no effect, because the ids show whether the model listened. `change` has
     an effect only if `state` is empty, because a worker of release 0.1 ran the unit.
+
+    If `unfed_rows` is not 0, the model does not feed the unit to the context, to which it added
+    this number of rows, and only follows what the unit changed besides. The unit then has no
+    pictures. If it has sound, the model hears it for the sake of later units; `had_audio` tells
+    whether the unit had sound when it ran. All such units come before the units that are fed.
     """
 
     unit: Unit
@@ -260,11 +265,31 @@ class PastUnit:
     state: bytes
     context_length: int
     change: StateChange | None = None
+    unfed_rows: int = 0
+    had_audio: bool = True
 
     @property
     def row_count(self) -> int:
-        """The number of rows that the unit added to the context."""
-        return self.unit.rows + len(self.token_ids)
+        """The number of rows of the unit that the model feeds."""
+        return 0 if self.unfed_rows else self.unit.rows + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class UnitReach:
+    """How many units before one unit a later rebuild of the conversation depends on.
+
+    - `row_count`: the number of rows that the unit added to the context.
+    - `context_units`: the number of units in the context when the unit ran, including the unit.
+    - `sound_units`: if a rebuild feeds no unit before this one, it must hear the sound of this
+      number of units before it.
+    - `turn_units`: the number of units, including this one, since the oldest one on which the
+      speech of the next unit depends beside the context; 0 if there is none.
+    """
+
+    row_count: int
+    context_units: int
+    sound_units: int
+    turn_units: int
 
 
 _NO_AUDIO = np.zeros(0, np.float32)
@@ -309,6 +334,7 @@ class UnitOutput(Output):
     - `change`: the same for workers of release 0.1; None if that release does not run the family.
     - `speech_request`: the number of the request whose text the unit spoke; None if the model has
       decided by itself. `speech_results`: the requests that ended with this unit or were refused.
+    - `reach`: which earlier units a rebuild needs; None if it needs all of them.
     """
 
     is_listen: bool
@@ -324,6 +350,7 @@ class UnitOutput(Output):
     change: StateChange | None = None
     speech_request: int | None = None
     speech_results: tuple[SpeechResult, ...] = ()
+    reach: UnitReach | None = None
 
 
 @dataclass(frozen=True)
@@ -347,13 +374,16 @@ class Rebuilt:
 
     `unit_count` is the number of units that were taken, from the first one on. `context_length` is
     the length of the context after the last of these units, as in its `UnitOutput`. If
-    `is_complete`, all units were taken, and the conversation is as if it had run them.
+    `is_complete`, all units were taken, and the conversation is as if it had run them. `lack` says
+    what else the conversation needs before a unit can run: units that were not fed are still in the
+    context, or the sound began too late. Empty if nothing is missing.
     """
 
     slot: int
     unit_count: int
     context_length: int
     is_complete: bool
+    lack: str = ""
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -302,11 +302,14 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             last_sequence=self._last_sequence,
             is_omni=self._is_omni,
         )
-        done, context_length = 0, 0
+        done, context_length, lack = 0, 0, ""
         for part in parts_of(units, self._limits.inbox_unit_count):
             has_more = done + len(part) < len(units)
-            context_length = await self._rebuild_part(part, done, has_more=has_more)
+            rebuilt = await self._rebuild_part(part, done, has_more=has_more)
+            context_length, lack = rebuilt.context_length, rebuilt.lack
             done += len(part)
+        if request.is_last and lack:
+            raise FabricError(Reason.REBUILD_REFUSED, lack, field="rebuild.units")
         self._last_sequence = units[-1].unit.sequence if units else self._last_sequence
         self._state.rebuilt(time.monotonic(), is_last=request.is_last)
         if self.copy:
@@ -317,12 +320,16 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         )
         self._send(session_pb2.ConverseResponse(rebuilt=answer))
 
-    async def _rebuild_part(self, part: Sequence[PastUnit], first: int, *, has_more: bool) -> int:
-        """Rebuild some units of a message, from number `first` on; return the context length."""
+    async def _rebuild_part(
+        self, part: Sequence[PastUnit], first: int, *, has_more: bool
+    ) -> Rebuilt:
+        """Rebuild some units of a message, from number `first` on."""
         units = list(part)
         for index, past in enumerate(units):
             if index and index % _UNITS_PER_TURN == 0:
                 await asyncio.sleep(0)
+            if past.unfed_rows:
+                continue
             entry = await self._prepare_unit(UnitRecord(past.unit))
             if isinstance(entry, FailedUnit):
                 path = f"rebuild.units[{first + index}].{entry.field}"
@@ -330,7 +337,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             units[index] = replace(past, unit=entry.unit)
         self._rebuilt = asyncio.get_running_loop().create_future()
         self._engine.rebuild(self.channel, units, has_more=has_more)
-        return (await self._rebuilt).context_length
+        return await self._rebuilt
 
     async def _receive_unit(
         self,
@@ -417,6 +424,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             ignored_fields=sorted(ignored),
             model_digest=self._engine.constants.digest,
             accepts_audio_exponent=True,
+            accepts_row_count=self._engine.constants.accepts_unfed_units,
             accepts_speech_requests=self._engine.constants.accepts_speech_requests,
             accepts_keep=self._copies.is_enabled and bool(self._engine.constants.digest),
         )

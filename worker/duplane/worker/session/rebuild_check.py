@@ -45,6 +45,8 @@ def check_units(
     for index, past in enumerate(request.units):
         path = f"rebuild.units[{index}]"
         audio_name, unit = _unit_of(past, path)
+        if past.row_count != 0:
+            _check_unfed(past, model, path)
         entry = check_unit(
             unit,
             limits,
@@ -53,6 +55,7 @@ def check_units(
             last_sequence=last_sequence,
             is_omni=is_omni,
             is_paused=False,
+            may_be_silent=past.row_count > 0,
         )
         if isinstance(entry, FailedUnit):
             field = audio_name if entry.field == "audio" else entry.field
@@ -70,6 +73,8 @@ def check_units(
                 past.rebuild_state,
                 past.context_token_count,
                 None if past.rebuild_state else _change(past.state_change),
+                past.row_count,
+                past.had_sound,
             )
         )
         last_sequence = past.sequence
@@ -90,6 +95,16 @@ def parts_of(units: Sequence[PastUnit], picture_unit_count: int) -> Iterator[Seq
             begin, count = index, 0
         count += 1
     yield units[begin:]
+
+
+def _check_unfed(past: session_pb2.PastUnit, model: ModelConstants, path: str) -> None:
+    """Refuse `row_count` for a model that needs all units whole, and pictures beside it."""
+    if past.row_count < 0:
+        raise invalid(f"{path}.row_count", f"is {past.row_count}, less than 0")
+    if not model.accepts_unfed_units:
+        raise invalid(f"{path}.row_count", "is set, but this model needs all units whole")
+    if past.video_frames:
+        raise invalid(f"{path}.row_count", "and video_frames are both set")
 
 
 def _change(change: session_pb2.StateChange) -> StateChange:

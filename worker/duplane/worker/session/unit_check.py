@@ -37,10 +37,12 @@ def check_unit(
     last_sequence: int,
     is_omni: bool,
     is_paused: bool,
+    may_be_silent: bool = False,
 ) -> UnitRecord | FailedUnit:
     """Return the unit's record with its time of arrival, or the answer that names the bad field.
 
-    The worker checks samples only here, so the audio of every `Unit` is finite float32.
+    The worker checks samples only here, so the audio of every `Unit` is finite float32. Only with
+    `may_be_silent` may a unit have neither sound nor pictures.
     """
     received_s, receive_time_ns = time.monotonic(), time.time_ns()
     trace = request.trace if request.HasField("trace") else None
@@ -58,7 +60,7 @@ def check_unit(
             samples = samples_from_pcm(request.audio)
         except AudioError as error:
             raise _BadUnitError(f"audio: {error}", "audio") from None
-        if not (samples.size or request.video_frames):
+        if not (samples.size or request.video_frames or may_be_silent):
             raise _BadUnitError("audio is empty", "audio")
         most_s = limits.max_unit_s * model.unit_s
         if (seconds := samples.size / model.input_hertz) > most_s:

@@ -69,6 +69,11 @@ class UnitReporter:
             rebuild_state=output.state,
             state_change=_state_change(output.change),
         )
+        if reach := output.reach:
+            delta.reach.row_count = reach.row_count
+            delta.reach.context_unit_count = reach.context_units
+            delta.reach.sound_unit_count = reach.sound_units
+            delta.reach.turn_unit_count = reach.turn_units
         if output.speech_request is not None:
             delta.speech_request = output.speech_request
         if results := record.unit.speech_results + output.speech_results:

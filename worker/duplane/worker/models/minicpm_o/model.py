@@ -22,6 +22,7 @@ from duplane.worker.models.minicpm_o.duplex.conversation import (
     RunningUnit,
     Status,
 )
+from duplane.worker.models.minicpm_o.duplex.hearing import Hearing
 from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
 from duplane.worker.models.minicpm_o.duplex.prompt import embed_prompt
 from duplane.worker.models.minicpm_o.duplex.rebuild import Rebuilder
@@ -186,6 +187,7 @@ class DuplexModel:
             window=window,
             generated_rows=generated_rows(max_tokens),
             speech=speech,
+            hearing=Hearing(self.parts.audio.period_units),
             opening=Opening(rows, heard, prepared.ignored),
         )
         try:

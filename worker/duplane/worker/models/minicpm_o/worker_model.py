@@ -49,6 +49,7 @@ class WorkerModel:
             accepts_pictures=model.parts.vision is not None,
             has_chat=model.has_chat,
             accepts_speech_requests=True,
+            accepts_unfed_units=True,
         )
 
     def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:

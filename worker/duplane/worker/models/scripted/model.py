@@ -187,6 +187,7 @@ class ScriptedModel:
             accepts_pictures=True,
             has_chat=True,
             accepts_speech_requests=True,
+            accepts_unfed_units=True,
         )
         self.is_lost = False
         self.answer: Answer = self._answer

@@ -146,6 +146,11 @@ class AudioEncoder(nn.Module):
         """
         return self.config.position_count - UNIT_FRAMES // 2
 
+    @property
+    def period_units(self) -> int:
+        """The number of units that the cache holds before it begins anew."""
+        return max(1, -(-self._last_begin // UNIT_POSITIONS))
+
     def _begin(self, slot: int) -> int:
         """Return the column where the slot's next unit begins: 0 if no unit fits after the last."""
         length = self._lengths[slot]

@@ -62,11 +62,17 @@ class Window:
         """The number of rows of the context."""
         return self.preserved_rows + sum(unit.row_count for unit in self.units)
 
+    @property
+    def has_unfed(self) -> bool:
+        """Whether units in the context have no rows in the cache."""
+        return bool(self.units) and not self.units[0].is_fed
+
     def slide(self, limit: int = sys.maxsize) -> Slide | None:
         """Drop old units as the rules and a `limit` of rows demand. Return the change of context.
 
         Returns None if there is nothing to drop or the window is off. The kept text of dropped
-        units needs rows too, so the context may still exceed `limit`. Then call this again.
+        units needs rows too, so the context may still exceed `limit`. Then call this again. Before
+        the first fed unit, the change of context has no meaning.
         """
         rules, length, least = self.rules, self.length, 0
         match rules.sliding_window_mode:
@@ -81,7 +87,7 @@ class Window:
         count, kept = 0, self.preserved_rows
         while count < len(self.units) and (count < least or length > limit):
             length -= self.units[count].row_count
-            kept += self.units[count].row_count
+            kept += self.units[count].row_count if self.units[count].is_fed else 0
             count += 1
         if not count:
             return None

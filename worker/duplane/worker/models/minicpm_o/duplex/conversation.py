@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.duplex.context_window import Window
+from duplane.worker.models.minicpm_o.duplex.hearing import Hearing
 from duplane.worker.models.minicpm_o.duplex.requested_speech import RequestedSpeech
 from duplane.worker.models.minicpm_o.duplex.sampling import SlotSampling
 from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState, UnitState
@@ -29,13 +30,15 @@ class PastSpeech:
 
     `units` has the units of the talker's open turn, each as the ids of its text, the LLM's state
     for each of these ids, and its speech tokens. `chunks` has the chunks of the vocoder's
-    open turn.
+    open turn. `talker_rows` counts the rows that the talker had, also those of units that were not
+    fed, so that it drops its rows at the same units.
     """
 
     units: list[tuple[Sequence[int], Sequence[Tensor], Sequence[int]]] = field(
         default_factory=list[tuple[Sequence[int], Sequence[Tensor], Sequence[int]]]
     )
     chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
+    talker_rows: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.units or self.chunks)
@@ -82,6 +85,8 @@ class Conversation:
     - `awaits_voice`: the last turn has ended, and the prompt of the voice must be computed before
       the next turn.
     - `requested`: the texts that a caller wants to be spoken.
+    - `unfed_count`: the number of units that a rebuild has not fed. They are the first ones.
+    - `talker_begin`: the number of the oldest unit in the talker's cache; None if it is empty.
     """
 
     slot: int
@@ -90,6 +95,7 @@ class Conversation:
     window: Window
     generated_rows: int
     speech: SpeechTokens | None
+    hearing: Hearing
     opening: Opening | None = None
     status: Status = Status.OPENING
     ahead: RunningUnit | None = None
@@ -99,6 +105,13 @@ class Conversation:
     past_speech: PastSpeech = field(default_factory=PastSpeech)
     awaits_voice: bool = False
     requested: RequestedSpeech = field(default_factory=RequestedSpeech)
+    unfed_count: int = 0
+    talker_begin: int | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the latest complete unit, from 0."""
+        return self.turn.unit_count - 1
 
 
 class InputRows(NamedTuple):

@@ -34,6 +34,7 @@ from duplane.worker.models.types import (
     Unit,
     UnitFailure,
     UnitOutput,
+    UnitReach,
 )
 
 PrefilledBatch = tuple[Sequence[RunningUnit], Tensor]
@@ -147,10 +148,19 @@ class Pipeline:
             if unit.start > (limit := self.row_limit(unit)):
                 unit.failure = self.make_room(unit, limit)
             if unit.failure is None and unit.rows.audio:
-                unit.failure = self.inputs.buffer_audio(prepared)
+                unit.failure = self._hear(unit)
             if unit.failure is None:
                 unit.first_draw = unit.conversation.sampling.uniforms.used_count
                 self._take_requests(unit)
+
+    def _hear(self, unit: RunningUnit) -> UnitFailure | None:
+        """Consume the audio of a unit; return a failure if it is refused or too short."""
+        conversation = unit.conversation
+        conversation.hearing.push(len(unit.unit.audio))
+        failure = self.inputs.buffer_audio(unit.unit)
+        if failure is None:
+            conversation.hearing.take(conversation.turn.unit_count)
+        return failure
 
     def _take_requests(self, unit: RunningUnit) -> None:
         """Add the unit's requests to speak, and let the unit speak the oldest one if it is due.
@@ -305,6 +315,7 @@ class Pipeline:
             change=change,
             speech_request=unit.request,
             speech_results=tuple(unit.results),
+            reach=_reach(unit),
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
@@ -331,3 +342,17 @@ class Pipeline:
         self._llm.append(counts, self._llm.embed(ids))
         for unit in pending:
             unit.conversation.pending_ids = ()
+
+
+def _reach(unit: RunningUnit) -> UnitReach | None:
+    """Return which units before a complete unit a rebuild needs; None if it needs all of them."""
+    conversation = unit.conversation
+    number, begin = conversation.number, conversation.talker_begin
+    if not (conversation.window.is_on and conversation.hearing.is_regular):
+        return None
+    return UnitReach(
+        row_count=sum(unit.rows) + len(unit.state.token_ids),
+        context_units=len(conversation.window.units) + 1,
+        sound_units=conversation.hearing.units_before(number),
+        turn_units=0 if begin is None else number - begin + 1,
+    )

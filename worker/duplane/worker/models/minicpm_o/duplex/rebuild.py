@@ -4,24 +4,36 @@ The result is, up to rounding, the state that the conversation had on the worker
 ran. The rules of units, turns and windows are applied to the recorded ids again, so the window
 moves rows at the same units. One call does a *share*, a bounded part of the work, so that other
 conversations do not wait long.
+
+With a context window, the first units need not be fed: their ids and numbers of rows suffice for
+the rules. A row depends on the units that were in the context when it was computed, and these on
+the units in the context of theirs, layer by layer. So the result is exact if the first fed unit is
+as many contexts before the present one as the LLM has layers, less one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice, takewhile
 
 import torch
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.batch_isolation import run_stage
 from duplane.worker.models.minicpm_o.duplex import rebuild_state
-from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit, Status
+from duplane.worker.models.minicpm_o.duplex.conversation import (
+    Conversation,
+    InputRows,
+    RunningUnit,
+    Status,
+)
+from duplane.worker.models.minicpm_o.duplex.hearing import HearingError
 from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
 from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
 from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
 from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord, UnitState
+from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS, ModelParts
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS
@@ -41,9 +53,12 @@ SHARE_UNITS = 29
 model."""
 WINDOW_UNITS = 8
 """Maximum number of units of one share if a context window may move rows after each of them."""
+UNFED_UNITS = 64
+"""Maximum number of units of one share that are neither fed nor heard."""
 
 REFUSED = "REBUILD_REFUSED"
 DIFFERS = "REBUILD_DIFFERS"
+COLD = "the sound before it is missing"
 
 
 class _RefusedError(Exception):
@@ -57,7 +72,10 @@ class _RefusedError(Exception):
 
 @dataclass
 class _Share:
-    """The past units of one share of work. The rows of the units in `waiting` are not fed yet."""
+    """The past units of one share of work. The rows of the units in `waiting` are not fed yet.
+
+    `placed_count` is the number of units of the conversation that are in the context.
+    """
 
     slot: int
     conversation: Conversation
@@ -65,6 +83,7 @@ class _Share:
     changes: list[StateChange] = field(default_factory=list[StateChange])
     units: list[RunningUnit] = field(default_factory=list[RunningUnit])
     waiting: list[RunningUnit] = field(default_factory=list[RunningUnit])
+    placed_count: int = 0
     failure: UnitFailure | None = None
 
 
@@ -78,6 +97,17 @@ def _change_of(past: PastUnit) -> StateChange:
         return rebuild_state.decode(past.state)
     except rebuild_state.StateError as error:
         raise _RefusedError(past, str(error), "rebuild_state") from error
+
+
+def _is_unfed(past: PastUnit, *, is_heard: bool) -> bool:
+    return bool(past.unfed_rows) and bool(past.unit.audio.size) == is_heard
+
+
+def _lack(conversation: Conversation) -> str:
+    """Return what a conversation needs before a unit can run; empty if it needs nothing."""
+    if conversation.window.has_unfed:
+        return "units that were not fed are still in the context"
+    return "" if conversation.hearing.is_ready else COLD
 
 
 class Rebuilder:
@@ -120,15 +150,25 @@ class Rebuilder:
                 share.past[-1].context_length if share.past else self._llm.cache.length(share.slot)
             ),
             is_complete=is_complete,
+            lack=_lack(conversation),
             stage_s=watch.seconds(),
         )
 
     def _first(self, conversation: Conversation, units: Sequence[PastUnit]) -> Sequence[PastUnit]:
-        """Return the units of the next share: the first few of `units`, and at least one."""
+        """Return the units of the next share: the first few of `units`, and at least one.
+
+        A share has units that are fed, units that are only heard, or units without both.
+        """
+        if units and units[0].unfed_rows:
+            is_heard = bool(units[0].unit.audio.size)
+            same = takewhile(lambda past: _is_unfed(past, is_heard=is_heard), units)
+            return list(islice(same, SHARE_UNITS if is_heard else UNFED_UNITS))
         rows, count = 0, 0
         share_rows = self._share_rows(conversation.slot)
         most = WINDOW_UNITS if conversation.window.is_on else SHARE_UNITS
         for past in units[:most]:
+            if past.unfed_rows:
+                break
             rows += sum(self._inputs.count_rows(past.unit)) + len(past.token_ids)
             if count and rows > share_rows:
                 break
@@ -149,8 +189,11 @@ class Rebuilder:
             return
         try:
             self._enter(share)
-            self._encode(share, watch)
-            self._feed(share)
+            if share.past[0].unfed_rows:
+                self._follow(share, watch)
+            else:
+                self._encode(share, watch)
+                self._feed(share)
         except _RefusedError as error:
             share.failure = error.failure
             return
@@ -181,13 +224,20 @@ class Rebuilder:
             if not conversation.requested.repeat(self._tokens, change, state.text_ids):
                 raise _RefusedError(past, "the unit cannot have these requests", "rebuild_state")
             unit = RunningUnit(share.slot, past.unit, conversation, state, change.interrupted_turn)
-            prepared = self._inputs.prepare(past.unit)
-            if isinstance(prepared, UnitFailure):
-                raise _RefusedError(past, prepared.message, prepared.field)
-            unit.unit, unit.rows = prepared, self._inputs.count_rows(prepared)
-            unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
             unit.speech_tokens = list(change.speech_token_ids)
+            if past.unfed_rows:
+                unit.rows = InputRows(marks=past.unfed_rows - len(past.token_ids))
+            else:
+                self._prepare(past, unit)
             share.units.append(unit)
+
+    def _prepare(self, past: PastUnit, unit: RunningUnit) -> None:
+        """Prepare the input of a unit that is fed."""
+        prepared = self._inputs.prepare(past.unit)
+        if isinstance(prepared, UnitFailure):
+            raise _RefusedError(past, prepared.message, prepared.field)
+        unit.unit, unit.rows = prepared, self._inputs.count_rows(prepared)
+        unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
 
     def _check(self, past: PastUnit, change: StateChange, conversation: Conversation) -> None:
         """Refuse ids and numbers that no unit can have."""
@@ -206,16 +256,59 @@ class Rebuilder:
             raise _RefusedError(past, f"{change.draw_count} draws", "draw_count")
         if change.interrupted_turn and not conversation.turn.is_open:
             raise _RefusedError(past, "there was no turn to interrupt", "interrupted_turn")
+        if past.unfed_rows:
+            rows = past.unfed_rows - len(past.token_ids)
+            if not 0 < rows <= self._llm.cache.capacity:
+                raise _RefusedError(past, f"a unit cannot have {past.unfed_rows} rows", "row_count")
+            if past.unit.frames:
+                raise _RefusedError(past, "a unit that is not fed has pictures", "row_count")
+
+    def _follow(self, share: _Share, watch: Stopwatch) -> None:
+        """Apply units that are not fed to everything but the rows of the context."""
+        conversation, hearing = share.conversation, share.conversation.hearing
+        first = conversation.turn.unit_count - len(share.units)
+        if first != conversation.unfed_count:
+            raise _RefusedError(share.past[0], "a unit before it was fed", "row_count")
+        conversation.unfed_count += len(share.units)
+        features: list[tuple[Tensor, list[bool]]] = []
+        for number, (past, unit) in enumerate(zip(share.past, share.units, strict=True), first):
+            self._place(share, past, unit, number)
+            if self._speech is not None:
+                self._speech.note(unit, number, is_fed=False)
+            if past.unit.audio.size:
+                found = self._hear(share, past, number)
+                features += [found] if hearing.is_encoding else []
+            elif past.had_audio:
+                try:
+                    hearing.skip(number)
+                except HearingError as error:
+                    raise _RefusedError(past, str(error), "audio") from error
+        if features:
+            self._audio.encode_run(share.slot, features)
+        watch.lap("audio")
+
+    def _hear(self, share: _Share, past: PastUnit, number: int) -> tuple[Tensor, list[bool]]:
+        """Return the mel of the unit `number`, which must come next."""
+        hearing = share.conversation.hearing
+        hearing.push(len(past.unit.audio))
+        if failure := self._inputs.buffer_audio(past.unit):
+            raise _RefusedError(past, failure.message, "audio")
+        try:
+            hearing.take(number)
+        except HearingError as error:
+            raise _RefusedError(past, str(error), "audio") from error
+        return self._audio.mel.features([share.slot])
 
     def _encode(self, share: _Share, watch: Stopwatch) -> None:
         """Encode the audio and the frames of all units of a share."""
         heard = [unit for unit in share.units if unit.rows.audio]
         features: list[tuple[Tensor, list[bool]]] = []
-        for past, unit in zip(share.past, share.units, strict=True):
+        first = share.conversation.turn.unit_count - len(share.units)
+        for number, (past, unit) in enumerate(zip(share.past, share.units, strict=True), first):
             if unit.rows.audio:
-                if failure := self._inputs.buffer_audio(unit.unit):
-                    raise _RefusedError(past, failure.message, "audio")
-                features.append(self._audio.mel.features([share.slot]))
+                if not share.conversation.hearing.is_ready:
+                    raise _RefusedError(past, COLD, "audio")
+                features.append(self._hear(share, past, number))
         if heard:
             embeds = self._audio.encode_run(share.slot, features)
             for unit, rows in zip(heard, embeds.unbind(), strict=True):
@@ -227,34 +320,55 @@ class Rebuilder:
 
     def _feed(self, share: _Share) -> None:
         """Feed the rows of all units of a share; drop units where the context window drops them."""
-        conversation, window = share.conversation, share.conversation.window
+        conversation = share.conversation
         first = conversation.turn.unit_count - len(share.units)
+        if first == conversation.unfed_count:
+            self._feed_previous(conversation)
         for number, (past, unit) in enumerate(zip(share.past, share.units, strict=True), first):
-            unit.start, limit = self._length(share), self._pipeline.row_limit(unit)
-            if unit.start > limit:
-                self._feed_waiting(share)
-                if failure := self._pipeline.make_room(unit, limit):
-                    raise _RefusedError(past, failure.message)
-            row_count = sum(unit.rows) + len(unit.state.token_ids)
-            length = unit.start + row_count - CLOSING_ROWS
-            if length != past.context_length:
-                message = f"the context has {length} tokens, not {past.context_length}"
-                raise _RefusedError(past, message, reason=DIFFERS)
-            share.waiting.append(unit)
-            state = unit.state
-            record = UnitRecord(number, row_count, state.is_listen, tuple(state.text_ids))
-            window.units.append(record)
-            if slide := window.slide():
-                self._feed_waiting(share)
-                self._pipeline.apply([(unit, slide)])
-                if unit.failure:
-                    raise RuntimeError(unit.failure.message)
+            self._place(share, past, unit, number)
         self._feed_waiting(share)
 
-    def _length(self, share: _Share) -> int:
-        """Return the number of rows of the context, including rows that are not fed yet."""
-        held = self._llm.cache.length(share.slot) + len(share.conversation.pending_ids)
-        return held + sum(sum(unit.rows) + len(unit.state.token_ids) for unit in share.waiting)
+    def _feed_previous(self, conversation: Conversation) -> None:
+        """Feed the text of units that the window has dropped, before the first unit is fed."""
+        slot, window = conversation.slot, conversation.window
+        if window.previous:
+            self._llm.cache.truncate(slot, window.head_rows)
+            self._llm.append_long(slot, self._llm.embed((*window.previous, *window.tail)))
+
+    def _place(self, share: _Share, past: PastUnit, unit: RunningUnit, number: int) -> None:
+        """Add a unit to the context; let the window drop units before and after it.
+
+        The rows of a unit that is fed are fed later, together with those of other units.
+        """
+        window, is_fed = share.conversation.window, not past.unfed_rows
+        unit.start, limit = window.length, self._pipeline.row_limit(unit)
+        while unit.start > limit:
+            if (slide := window.slide(limit)) is None:
+                raise _RefusedError(past, f"{unit.start} rows, the unit needs at most {limit}")
+            self._slide(share, unit, slide, is_fed=is_fed)
+            unit.start = window.length
+        row_count = sum(unit.rows) + len(unit.state.token_ids)
+        length = unit.start + row_count - CLOSING_ROWS
+        if length != past.context_length:
+            message = f"the context has {length} tokens, not {past.context_length}"
+            raise _RefusedError(past, message, reason=DIFFERS)
+        share.placed_count = number + 1
+        if is_fed:
+            share.waiting.append(unit)
+        state = unit.state
+        ids = tuple(state.text_ids)
+        window.units.append(UnitRecord(number, row_count, state.is_listen, ids, is_fed))
+        if slide := window.slide():
+            self._slide(share, unit, slide, is_fed=is_fed)
+
+    def _slide(self, share: _Share, unit: RunningUnit, slide: Slide, *, is_fed: bool) -> None:
+        """Change the rows of the context, if there are any of units."""
+        if not is_fed:
+            return
+        self._feed_waiting(share)
+        self._pipeline.apply([(unit, slide)])
+        if unit.failure:
+            raise RuntimeError(unit.failure.message)
 
     def _feed_waiting(self, share: _Share) -> None:
         """Feed the rows of the waiting units, except the closing ids of the last unit."""
@@ -267,9 +381,10 @@ class Rebuilder:
         hidden = torch.cat(self._llm.append_long(share.slot, torch.cat([*inputs, last])))
         conversation.pending_ids = waiting[-1].state.closing_ids
         starts = accumulate(map(len, inputs))
-        for unit, start in zip(waiting, starts, strict=True):
+        first = share.placed_count - len(waiting)
+        for number, (unit, start) in enumerate(zip(waiting, starts, strict=True), first):
             stop = start + len(unit.state.token_ids) - CLOSING_ROWS
             unit.hidden = list(hidden[stop - len(unit.state.text_ids) : stop].unbind())
             if self._speech is not None:
-                self._speech.note(unit)
+                self._speech.note(unit, number)
         share.waiting = []

@@ -84,8 +84,11 @@ class SpeechStage:
             )
         watch.lap("talker", "condition")
         starts = [self._talker.cache.length(unit.slot) for unit in units]
+        conditions = [request.condition for request in requests]
         drawn = self._talker.speak(requests)
         buffers = [unit.conversation.speech for unit in units if unit.conversation.speech]
+        for unit, start, condition in zip(units, starts, conditions, strict=True):
+            self._follow_talker(unit, start, len(condition))
         for unit, tokens, buffer in zip(units, drawn, buffers, strict=True):
             unit.speech_tokens = tokens
             cut = buffer.push(tokens, end_of_turn=unit.state.end_of_turn)
@@ -95,6 +98,17 @@ class SpeechStage:
                 length = start + len(request.condition) + len(tokens)
                 speech = SpokenUnit(start, request.condition, tokens, length)
                 self._probe.spoke(request.slot, speech)
+
+    def _follow_talker(self, unit: RunningUnit, start: int, rows: int) -> None:
+        """Record which units the talker's cache has after a unit: `start` rows were in it before.
+
+        The unit's condition has `rows` rows.
+        """
+        conversation = unit.conversation
+        if unit.state.end_of_turn:
+            conversation.talker_begin = None
+        elif conversation.talker_begin is None or not self._talker.has_room(start, rows):
+            conversation.talker_begin = conversation.number
 
     def _encode_chunks(self, units: Sequence[RunningUnit]) -> None:
         """Compute the mel of the next chunk of each unit."""
@@ -112,8 +126,12 @@ class SpeechStage:
             if self._probe is not None:
                 self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
-    def note(self, unit: RunningUnit) -> None:
-        """Store the speech of a past unit for `repeat`. The end of a turn clears this speech."""
+    def note(self, unit: RunningUnit, number: int, *, is_fed: bool = True) -> None:
+        """Store the speech of the past unit `number` for `repeat`. The end of a turn clears it.
+
+        Without `is_fed`, the LLM's states of the text are unknown, so the talker gets nothing of
+        the unit.
+        """
         conversation, past = unit.conversation, unit.conversation.past_speech
         if conversation.speech is None:
             return
@@ -123,14 +141,28 @@ class SpeechStage:
             self._skip_turn(conversation)
         if unit.state.is_listen:
             return
-        hidden = [row.clone() for row in unit.hidden]  # the rows are views of all states of a share
-        past.units.append((unit.state.text_ids, hidden, unit.speech_tokens))
+        rows = self._talker.condition_rows(unit.state.text_ids)
+        is_full = not self._talker.has_room(past.talker_rows, rows)
+        if is_full:
+            self._empty_talker(conversation)
+        if is_full or conversation.talker_begin is None:
+            conversation.talker_begin = number
+        past.talker_rows += rows + len(unit.speech_tokens)
+        if is_fed:
+            hidden = [row.clone() for row in unit.hidden]  # views of all states of a share
+            past.units.append((unit.state.text_ids, hidden, unit.speech_tokens))
         cut = conversation.speech.push(unit.speech_tokens, end_of_turn=unit.state.end_of_turn)
         past.chunks += [VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut]
         if unit.state.end_of_turn:
-            past.units.clear()
-            self._talker.cache.truncate(unit.slot, 0)
+            conversation.talker_begin = None
+            self._empty_talker(conversation)
             self._skip_turn(conversation)
+
+    def _empty_talker(self, conversation: Conversation) -> None:
+        """Drop the past speech that the talker has dropped, or would have if it had all of it."""
+        conversation.past_speech.units.clear()
+        conversation.past_speech.talker_rows = 0
+        self._talker.cache.truncate(conversation.slot, 0)
 
     def _skip_turn(self, conversation: Conversation) -> None:
         """Skip the chunks of a past turn, and start the next turn."""

@@ -38,13 +38,15 @@ class TurnState:
 class UnitRecord:
     """One unit in the context: the number of its rows, and the ids of its text.
 
-    `number` is the number of the unit in its conversation, from 0.
+    `number` is the number of the unit in its conversation, from 0. Without `is_fed`, the rows are
+    counted, but not in the cache, because a rebuild has not fed the unit.
     """
 
     number: int
     row_count: int
     is_listen: bool
     ids: tuple[int, ...]
+    is_fed: bool = True
 
 
 @dataclass

@@ -277,7 +277,7 @@ class Talker(nn.Module):
         rows: list[Tensor] = []
         for condition, tokens in spoken:
             held = self.cache.length(slot) + sum(map(len, rows))
-            if held + len(condition) + UNIT_DRAWS > self.cache.capacity:
+            if not self.has_room(held, len(condition)):
                 self.cache.truncate(slot, 0)
                 rows.clear()
             codes = self.emb_code[0](upload(tokens, condition.device, torch.long))
@@ -286,6 +286,15 @@ class Talker(nn.Module):
         for start in range(0, len(embeds), PREFILL_ROWS):
             part = embeds[start : start + PREFILL_ROWS]
             self.model(part, self.cache.extend([(slot, len(part))]))
+
+    @staticmethod
+    def condition_rows(ids: Sequence[int]) -> int:
+        """Return the number of rows of the condition of a unit with these ids of text."""
+        return len(ids) + 1
+
+    def has_room(self, held: int, rows: int) -> bool:
+        """Whether a unit with a condition of `rows` rows fits into a cache that holds `held`."""
+        return held + rows + UNIT_DRAWS <= self.cache.capacity
 
     def make_room(self, slot: int, rows: int) -> None:
         """Drop the rows of the slot if `rows` more do not fit into its cache."""
