@@ -49,7 +49,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     edge.observe_recordings(lambda: 0)
     edge.observe_connections(lambda: (0, 0))
     edge.observe_detached(lambda: ())
-    edge.observe_journals(JournalSpace(0, 0), dict)
+    edge.observe_journals(JournalSpace(0, 0), dict, list)
     edge.observe_tenants(lambda: 0, lambda: {OTHER_TENANTS: 0})
     worker = WorkerMetrics(
         Admission("", 0, ()), ScriptedModel(1).constants, lambda: 0, 0, Copies(0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
@@ -14,7 +14,7 @@ from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
 from duplane.edge.watching.unit_figures import LateUnit, Move, UnitFigures, longest_stage
 from duplane.fabric.errors import Reason
-from duplane.fabric.journal import JournalSpace, LossReason
+from duplane.fabric.journal import Journal, JournalSpace, LossReason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.metrics import (
     Observed,
@@ -235,18 +235,34 @@ class EdgeMetrics:
         Observed(self.registry, observe)
 
     def observe_journals(
-        self, journals: JournalSpace, unmovable: Callable[[], Mapping[LossReason, int]]
+        self,
+        space: JournalSpace,
+        unmovable: Callable[[], Mapping[LossReason, int]],
+        journals: Callable[[], Sequence[Journal]],
     ) -> None:
         """Add metrics of the journals; `unmovable` counts the sessions that lost theirs."""
 
         def observe() -> Iterable[Metric]:
-            used_bytes, count = journals.used_bytes, journals.given_up_count
+            used_bytes, count = space.used_bytes, space.given_up_count
             yield gauge("duplane_journal_bytes", "Memory of all journals.", used_bytes)
             yield CounterMetricFamily(
                 "duplane_journals_given_up",
                 "Sessions that can no longer move, because their journal exceeded a bound or their "
                 "worker cannot rebuild conversations.",
                 count,
+            )
+            kept = journals()
+            yield gauge(
+                "duplane_journals_trimmed",
+                "Running sessions whose journal has dropped audio and pictures that their context "
+                "window no longer needs.",
+                sum(one.is_trimmed for one in kept),
+            )
+            yield gauge(
+                "duplane_journals_approximate",
+                "Running sessions whose journal keeps fewer contexts than `--journal-windows`, "
+                "because of its bound: they can move, but do not continue exactly.",
+                sum(one.is_approximate for one in kept),
             )
             counts = unmovable()
             yield gauges(

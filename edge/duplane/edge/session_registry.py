@@ -38,7 +38,7 @@ from duplane.edge.speech.scorers import open_scorers
 from duplane.edge.transport.client_address import ClientAddress, join_headers
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
-from duplane.fabric.journal import JournalSpace, LossReason
+from duplane.fabric.journal import Journal, JournalSpace, LossReason
 from duplane.fabric.monitoring.logs import logged_ids
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
@@ -96,8 +96,10 @@ class SessionRegistry:
         self._is_idle.set()
         self._last_realtime_ms = 0
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
-        journals = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
-        self.metrics.observe_journals(journals, self.unmovable_counts)
+        journals = JournalSpace(
+            limits.journal_bytes, limits.journal_total_bytes, limits.journal_windows
+        )
+        self.metrics.observe_journals(journals, self.unmovable_counts, self._journals)
         self.continuity = NO_CONTINUITY
         if settings.continuity == "worker":
             self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
@@ -125,13 +127,22 @@ class SessionRegistry:
                 for (dialect, state), count in sorted(counts.items())
             ],
             "unmovable": self.unmovable_counts().total(),
+            "approximate": self.approximate_count(),
         }
 
     def unmovable_counts(self) -> Counter[LossReason]:
         """Count the running sessions that can no longer move, by the reason."""
-        sessions = [one.session for one in self._runners if isinstance(one, DuplexRunner)]
-        losses = [one.moves.journal.loss for one in sessions if one.closed is None]
+        losses = [journal.loss for journal in self._journals()]
         return Counter(loss.reason for loss in losses if loss)
+
+    def approximate_count(self) -> int:
+        """Count the running sessions that can move, but would not continue exactly."""
+        return sum(journal.is_approximate for journal in self._journals())
+
+    def _journals(self) -> list[Journal]:
+        """Return the journals of all running duplex sessions."""
+        sessions = [one.session for one in self._runners if isinstance(one, DuplexRunner)]
+        return [one.moves.journal for one in sessions if one.closed is None]
 
     async def drain(self) -> None:
         """Refuse new sessions, and end waiting sessions immediately.

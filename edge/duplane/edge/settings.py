@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from annotated_types import Ge
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
 
@@ -178,7 +179,12 @@ class Limits:
 
     # The journals, with which sessions move to another worker (`--continuity worker`).
     journal_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Maximum number of bytes of one session's journal. Above it the session can no longer move."""
+    """Maximum number of bytes of one session's journal. Above it the journal keeps fewer windows,
+    then the session can no longer move."""
+    journal_windows: Annotated[int, Ge(2)] = 8
+    """For conversations with a context window: the number of contexts before the present one whose
+    audio and pictures a journal keeps. A session that moves with fewer contexts than its model has
+    layers continues almost, but not exactly, as it would have."""
     journal_total_bytes: NonNegativeInt = 4 * 1024**3
     """Maximum number of bytes of all journals together. A session whose journal would exceed this
     bound can no longer move."""

@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from duplane.fabric.audio import packed_from_pcm, pcm_from_int16
+from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
+from duplane.fabric.past_units import PastUnits, past_unit
 from duplane.fabric.v1 import session_pb2
 
 # The units of one message have at most this number of bytes, unless the message has only one unit.
 _MESSAGE_BYTES = 4 * 1024 * 1024
-# Approximate memory of a past unit without its audio, its pictures, its ids and its state.
-_ENTRY_BYTES = 256
-_ID_BYTES = 4
 
 
 class LossReason(StrEnum):
@@ -39,11 +37,16 @@ class JournalLoss(NamedTuple):
 
 
 class JournalSpace:
-    """The memory that one journal, and all journals of the process together, may use."""
+    """The memory that one journal, and all journals of the process together, may use.
 
-    def __init__(self, call_bytes: int, total_bytes: int) -> None:
+    `window_count` is the number of contexts before the present one whose units a journal keeps
+    whole.
+    """
+
+    def __init__(self, call_bytes: int, total_bytes: int, window_count: int = 8) -> None:
         self.call_bytes = call_bytes
         self.total_bytes = total_bytes
+        self.window_count = window_count
         self.used_bytes = 0
         self.given_up_count = 0  # journals that exceeded a bound
 
@@ -51,8 +54,11 @@ class JournalSpace:
 class Journal:
     """The settings of one conversation and its answered units, oldest first.
 
-    If a journal exceeds a bound, it is deleted and stays empty. Its session can then no longer
-    move. Without a `space`, the journal is empty from the start.
+    A conversation with a context window depends only on its latest units, so the journal drops the
+    sound and the pictures of older ones. If it exceeds a bound nevertheless, it keeps fewer
+    contexts, and the rebuilt conversation `is_approximate`. If that is not enough, the journal is
+    deleted and stays empty. Its session can then no longer move. Without a `space`, the journal is
+    empty from the start.
     """
 
     def __init__(self, space: JournalSpace | None) -> None:
@@ -62,8 +68,12 @@ class Journal:
         self.is_whole = space is not None
         self.loss: JournalLoss | None = None  # set when the journal is given up
         self.byte_count = 0
+        # A bound has made the journal drop units on which a rebuild that is exact depends.
+        self.is_approximate = False
         self._space = space or JournalSpace(0, 0)
-        self._units: list[session_pb2.PastUnit] = []
+        self._past = PastUnits()
+        self._opening_bytes = 0
+        self._is_pinned = False
 
     def open(self, opening: session_pb2.Open, opened: session_pb2.Opened) -> None:
         """Keep the settings. The journal is given up if the worker has no digest of its model.
@@ -73,7 +83,10 @@ class Journal:
         if not self.is_whole:
             return
         self.opening, self.opened = opening, opened
-        self._add(opening.ByteSize())
+        self._opening_bytes = opening.ByteSize()
+        self._count()
+        if reason := self._exceeded():
+            self._give_up(reason)
         if not opened.model_digest:
             self._give_up(LossReason.NO_STATE)
 
@@ -85,8 +98,7 @@ class Journal:
         """Add a unit with its delta. A unit that failed has changed nothing, so it is left out.
 
         The journal is given up if the unit's request is missing, or if the delta has no state to
-        rebuild the conversation, or a larger one than workers accept. Both forms of this state are
-        copied and not read, so the session can also move to a worker of the former release.
+        rebuild the conversation, or a larger one than workers accept.
         """
         if not self.is_whole or isinstance(outcome, session_pb2.Failed):
             return
@@ -95,47 +107,56 @@ class Journal:
         if request is None or not has_state or max(state_bytes) > MAX_STATE_BYTES:
             self._give_up(LossReason.NO_STATE)
             return
-        unit = request.unit
-        past = session_pb2.PastUnit(
-            sequence=unit.sequence,
-            token_ids=outcome.token_ids,
-            rebuild_state=outcome.rebuild_state,
-            context_token_count=outcome.context_token_count,
-        )
-        if outcome.HasField("state_change"):
-            past.state_change.CopyFrom(outcome.state_change)
-        frame_bytes = 0
-        if unit.video_frames:
-            past.video_frames.extend(unit.video_frames)
-            frame_bytes = sum(map(len, unit.video_frames))
-        if unit.HasField("max_slice_count"):
-            past.max_slice_count = unit.max_slice_count
-        audio_bytes = len(unit.audio)
-        if packed := packed_from_pcm(unit.audio):
-            past.audio_int16, past.audio_exponent = packed
-            audio_bytes = len(packed[0])
-        else:
-            past.audio = unit.audio
-        id_bytes = _ID_BYTES * len(past.token_ids)
-        self._units.append(past)
-        self._add(audio_bytes + frame_bytes + id_bytes + sum(state_bytes) + _ENTRY_BYTES)
+        self._past.append(past_unit(request.unit, outcome))
+        self._trim()
 
     def extend(self, units: Sequence[session_pb2.PastUnit]) -> None:
         """Add units that another journal had."""
         for past in units:
             if self.is_whole:
-                self._units.append(past)
-                self._add(past.ByteSize() + _ENTRY_BYTES)
+                self._past.append(past)
+                self._trim()
 
-    def _add(self, byte_count: int) -> None:
-        """Count bytes. Give the journal up if a bound is exceeded."""
+    def pin(self, *, is_pinned: bool) -> None:
+        """Keep the content, while it is sent, or drop again what a rebuild no longer needs."""
+        self._is_pinned = is_pinned
+
+    def _trim(self) -> None:
+        """Drop what a rebuild no longer needs, and more if a bound is exceeded.
+
+        While the content is sent, nothing is dropped. If older units were dropped before, the units
+        that come meanwhile may exceed the bound of the session a little.
+        """
+        if self._is_pinned:
+            self._count()
+            if reason := self._exceeded(_MESSAGE_BYTES if self.is_trimmed else 0):
+                self._give_up(reason)
+            return
+        is_exact, reason = True, None
+        for begin in self._past.begins(self._space.window_count):
+            self._past.drop_before(begin)
+            self._count()
+            if is_exact:
+                self.is_approximate = self._past.fed_from > begin
+            if (reason := self._exceeded()) is None:
+                break
+            is_exact = False
+        self.is_approximate |= not is_exact
+        if reason:
+            self._give_up(reason)
+
+    def _count(self) -> None:
+        """Count the bytes of the present content."""
+        byte_count = self._opening_bytes + self._past.byte_count
+        self._space.used_bytes += byte_count - self.byte_count
+        self.byte_count = byte_count
+
+    def _exceeded(self, slack: int = 0) -> LossReason | None:
+        """Return the bound that the content exceeds, the session's by more than `slack` bytes."""
         space = self._space
-        self.byte_count += byte_count
-        space.used_bytes += byte_count
-        if self.byte_count > space.call_bytes:
-            self._give_up(LossReason.SESSION_BOUND)
-        elif space.used_bytes > space.total_bytes:
-            self._give_up(LossReason.TOTAL_BOUND)
+        if self.byte_count > space.call_bytes + slack:
+            return LossReason.SESSION_BOUND
+        return LossReason.TOTAL_BOUND if space.used_bytes > space.total_bytes else None
 
     def _give_up(self, reason: LossReason) -> None:
         """Delete the journal's content, because the session can no longer move. Count this once."""
@@ -149,14 +170,20 @@ class Journal:
     def drop(self) -> None:
         """Delete the journal's content at the end of the session."""
         self._space.used_bytes -= self.byte_count
-        self.byte_count = 0
+        self.byte_count = self._opening_bytes = 0
         self.opening = None
-        self._units.clear()
+        self.is_approximate = False
+        self._past.clear()
 
     @property
     def unit_count(self) -> int:
         """The number of past units."""
-        return len(self._units)
+        return len(self._past.units)
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether units were dropped, so that only a worker that accepts this can rebuild it."""
+        return self._past.fed_from > 0
 
     def rebuild(self, begin: int, *, accepts_exponent: bool = True) -> session_pb2.ConverseRequest:
         """Return a message with as many past units, from number `begin` on, as fit into it.
@@ -165,7 +192,7 @@ class Journal:
         """
         rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
         size = 0
-        for past in self._units[begin : begin + MAX_REBUILD_UNIT_COUNT]:
+        for past in self._past.units[begin : begin + MAX_REBUILD_UNIT_COUNT]:
             if past.audio_exponent and not accepts_exponent:
                 past = _without_exponent(past)
             size += past.ByteSize()

@@ -270,3 +270,104 @@ def test_unit_that_is_not_known_any_more_makes_the_journal_useless() -> None:
     kept = journal()
     kept.append(None, delta(0))
     assert not kept.is_whole
+
+
+UNITS_S = 1_200
+CONTEXT, SOUND = 24, 66
+
+
+def windowed(sequence: int, **fields: Any) -> session_pb2.Delta:
+    """Return the delta of a unit in a context of 24 units."""
+    reach = session_pb2.UnitReach(
+        row_count=13,
+        context_unit_count=min(CONTEXT, sequence + 1),
+        sound_unit_count=min(SOUND, sequence),
+    )
+    return delta(sequence, reach=reach, rebuild_state=b"s" * 23, **fields)
+
+
+def test_journal_of_a_long_session_with_a_window_stays_small() -> None:
+    space = JournalSpace(32 * MIB, 64 * MIB)
+    kept = journal(space)
+    for sequence in range(UNITS_S):
+        kept.append(request(sequence), windowed(sequence))
+        assert kept.byte_count == space.used_bytes < 12 * MIB
+    assert (kept.unit_count, kept.is_whole, kept.is_approximate) == (UNITS_S, True, False)
+    units = past_units(kept)
+    whole = [unit for unit in units if not unit.row_count]
+    assert len(whole) == 9 * (CONTEXT - 1) + 1
+    assert sum(bool(unit.audio_int16) for unit in units) == len(whole) + SOUND
+    assert [unit.sequence for unit in units] == list(range(UNITS_S))
+    kept.drop()
+    assert (space.used_bytes, kept.is_trimmed) == (0, False)
+
+
+@pytest.mark.parametrize("window_count", [2, 8, 20])
+def test_journal_keeps_as_many_windows_as_its_setting_says(window_count: int) -> None:
+    kept = journal(JournalSpace(64 * MIB, 64 * MIB, window_count))
+    for sequence in range(600):
+        kept.append(request(sequence), windowed(sequence))
+    whole = sum(not unit.row_count for unit in past_units(kept))
+    assert whole == (window_count + 1) * (CONTEXT - 1) + 1
+
+
+@pytest.mark.parametrize("bound", ["call_bytes", "total_bytes"])
+def test_bound_that_is_too_low_takes_windows_first(bound: str) -> None:
+    space = JournalSpace(64 * MIB, 64 * MIB)
+    setattr(space, bound, 6 * MIB)
+    kept = journal(space)
+    for sequence in range(400):
+        kept.append(request(sequence), windowed(sequence))
+    assert kept.is_whole
+    assert kept.is_approximate
+    whole = sum(not unit.row_count for unit in past_units(kept))
+    assert 3 * (CONTEXT - 1) < whole < 9 * (CONTEXT - 1)
+    assert 5 * MIB < kept.byte_count == space.used_bytes <= 6 * MIB
+
+
+def test_journal_that_cannot_keep_two_windows_is_given_up() -> None:
+    kept = journal(JournalSpace(4 * MIB, 64 * MIB))  # 73 whole units and 66 of sound are more
+    for sequence in range(400):
+        kept.append(request(sequence), windowed(sequence))
+    assert not kept.is_whole
+    assert kept.loss is not None
+    assert kept.loss.reason is LossReason.SESSION_BOUND
+    assert kept.loss.byte_count > 4 * MIB
+    assert not kept.is_approximate
+
+
+def test_units_of_a_message_stay_while_others_are_sent() -> None:
+    kept = journal()
+    for sequence in range(400):
+        kept.append(request(sequence), windowed(sequence))
+    first = past_units(kept)
+    kept.pin(is_pinned=True)
+    for sequence in range(400, 420):
+        kept.append(request(sequence), windowed(sequence))
+    assert past_units(kept)[:400] == first
+    kept.pin(is_pinned=False)
+    kept.append(request(420), windowed(420))
+    fed = [sum(not unit.row_count for unit in units) for units in (first, past_units(kept))]
+    assert fed[0] == fed[1]
+
+
+def test_pinned_journal_is_given_up_above_the_slack() -> None:
+    kept = journal(JournalSpace(6 * MIB, 64 * MIB))
+    for sequence in range(400):
+        kept.append(request(sequence), windowed(sequence))
+    kept.pin(is_pinned=True)
+    for sequence in range(400, 500):
+        kept.append(request(sequence), windowed(sequence))
+    assert kept.is_whole
+    for sequence in range(500, 600):
+        kept.append(request(sequence), windowed(sequence))
+    assert not kept.is_whole
+
+
+def test_only_the_first_units_of_a_long_journal_are_without_sound_in_messages() -> None:
+    kept = journal()
+    for sequence in range(UNITS_S):
+        kept.append(request(sequence), windowed(sequence))
+    messages = rebuilds(kept)
+    assert all(len(message.units) <= MAX_REBUILD_UNIT_COUNT for message in messages)
+    assert len(messages) < 8

@@ -48,11 +48,13 @@ class FabricRoutes:
         is_draining: Callable[[], bool],
         session_count: Callable[[], int],
         unmovable_count: Callable[[], int],
+        approximate_count: Callable[[], int],
     ) -> None:
         self._fabric = fabric
         self._is_draining = is_draining
         self._session_count = session_count
         self._unmovable_count = unmovable_count
+        self._approximate_count = approximate_count
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes."""
@@ -118,6 +120,7 @@ class FabricRoutes:
                 "is_draining": self._is_draining(),
                 "edge_session_count": self._session_count(),
                 "edge_unmovable_session_count": self._unmovable_count(),
+                "edge_approximate_session_count": self._approximate_count(),
             }
         )
 

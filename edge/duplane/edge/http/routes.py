@@ -46,6 +46,7 @@ def edge_routes(
             lambda: sessions.is_draining,
             lambda: sessions.count,
             lambda: sessions.unmovable_counts().total(),
+            sessions.approximate_count,
         ).routes(),
         *QueueRoutes(fabric, body_s).routes(),
         *WatchRoutes(fabric, watch_feed, body_s).routes(),

@@ -428,16 +428,20 @@ class Moves:
     def next_opened(self, opened: session_pb2.Opened) -> bool:
         """Record that the next worker is open.
 
-        Return False if it has another model, or cannot go on with texts that the model must speak.
+        Return False if it has another model, or cannot go on with texts that the model must speak,
+        or needs past units that the journal has dropped.
         """
         first = self.journal.opened
         if self.queue.speech.unfinished and not opened.accepts_speech_requests:
+            return False
+        if self.journal.is_trimmed and not opened.accepts_row_count:
             return False
         is_same = opened.model_digest == first.model_digest
         if not (is_same and opened.prompt_token_count == first.prompt_token_count):
             return False
         self.attempt.slot.accepts_audio_exponent = opened.accepts_audio_exponent
         self.attempt.slot.accepts_speech_requests = opened.accepts_speech_requests
+        self.journal.pin(is_pinned=True)  # its units are numbered in the messages that follow
         if self.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
             self._fire(MoveEvent.NEXT_OPENED)
         return True
@@ -568,6 +572,7 @@ class Moves:
 
     def _record_end(self, outcome: MoveOutcome, now: Moment) -> None:
         attempt = self.attempt
+        self.journal.pin(is_pinned=False)
         self._effects.append(
             EndMove(
                 attempt.cause,

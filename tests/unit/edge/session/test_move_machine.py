@@ -43,7 +43,7 @@ from duplane.edge.session.moves import GivenUp, Moves
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.slot import Slot
 from duplane.fabric.errors import FabricError
-from duplane.fabric.journal import JournalSpace
+from duplane.fabric.journal import Journal, JournalSpace
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 AUDIO = pcm(16_000)
@@ -84,6 +84,18 @@ def test_methods_refuse_what_the_table_does_not_allow() -> None:
     machine.close()
     with pytest.raises(IllegalEventError):
         machine.moves.close(machine.now)
+
+
+def test_worker_that_needs_all_units_whole_is_not_used_after_some_were_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine()
+    machine.begin()
+    new = session_pb2.Opened(model_digest="m", accepts_row_count=True)
+    assert machine.moves.next_opened(OPENED)
+    monkeypatch.setattr(Journal, "is_trimmed", True)
+    assert not machine.moves.next_opened(OPENED)
+    assert machine.moves.next_opened(new)
 
 
 class Machine:

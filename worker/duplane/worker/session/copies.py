@@ -135,13 +135,20 @@ class SessionCopy:
         return known[-1] if known else self._notes[0][1]
 
     def kept(self) -> Iterator[session_pb2.Kept]:
-        """Yield all past units in messages; the last one may be empty."""
+        """Yield all past units in messages; the last one may be empty.
+
+        Meanwhile the journal drops nothing, so that the messages are parts of one state.
+        """
         begin = 0
-        while begin < self.journal.unit_count:
-            units = self.journal.rebuild(begin).rebuild.units
-            begin += len(units)
-            yield session_pb2.Kept(units=units)
-        yield session_pb2.Kept(is_last=True)
+        self.journal.pin(is_pinned=True)
+        try:
+            while begin < self.journal.unit_count:
+                units = self.journal.rebuild(begin).rebuild.units
+                begin += len(units)
+                yield session_pb2.Kept(units=units)
+            yield session_pb2.Kept(is_last=True)
+        finally:
+            self.journal.pin(is_pinned=False)
 
     def _count(self, byte_count: int) -> None:
         self._delta_bytes += byte_count
