@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import soundfile
 from PIL import Image
 from support.fabric.real_fabric import RealFabric
+from support.model.blind import blind_checkpoint
 from support.paths import ROOT
 from support.speech import speech_like
 from support.time_limits import WITHIN_S
@@ -92,9 +94,8 @@ async def test_video_session_of_a_model_that_sees() -> None:
     assert seen[-1] == SessionClosed("user_stop")
 
 
-async def test_video_session_of_a_model_that_cannot_see_says_so(
-    fabric: RealFabric,
-) -> None:
-    client = RealtimeClient(api_key="a key", base_url=f"http://{fabric.edge}")
-    with pytest.raises(RealtimeError, match="the model cannot see"):
-        await client.video.connect(model=NAME)
+async def test_video_session_of_a_model_that_cannot_see_says_so(tmp_path: Path) -> None:
+    async with RealFabric.starting(str(blind_checkpoint(tmp_path))) as fabric:
+        client = RealtimeClient(api_key="a key", base_url=f"http://{fabric.edge}")
+        with pytest.raises(RealtimeError, match="the model cannot see"):
+            await client.video.connect(model=NAME)

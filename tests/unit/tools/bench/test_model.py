@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.model.blind import blind_checkpoint
 from support.test_checkpoint.build import build_test_checkpoint
 from support.tools.command import run_command
 
 from duplane.tools.bench.peaks import measure_peaks
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
-from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, Unit, UnitFailure, UnitOutput
 
@@ -58,8 +58,8 @@ def test_contexts_of_several_lengths_are_measured() -> None:
     assert read[1] > 2 * read[0], "a step reads the rows of the context"
 
 
-def test_a_trained_model_without_vision_is_measured() -> None:
-    flags = ["--checkpoint", str(DEFAULT_CHECKPOINT), "--slots", "1", "--units", "1"]
+def test_a_trained_model_without_vision_is_measured(tmp_path: Path) -> None:
+    flags = ["--checkpoint", str(blind_checkpoint(tmp_path)), "--slots", "1", "--units", "1"]
     code, output = run_command("bench", "model", *flags)
     assert code == 0, output
     assert "1 listening, 0 speaking units" in output, "the default model answers no noise"
