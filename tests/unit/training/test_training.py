@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 from training.dimensions import WINDOW_UNITS, default_config
+from training.listener import processes
 from training.listener.network import ListenerNetworks, run_decoder
 from training.listener.training import ListenerPlan, ListenerTraining
 from training.vocabulary import Vocabulary, build_tokenizer
@@ -157,3 +161,27 @@ def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
         assert torch.equal(value, start[name]), name
     training.run()
     assert any(not torch.equal(value, start[name]) for name, value in training.tensors())
+
+
+def test_each_process_is_called_with_its_own_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes are functions here: a wrong call of one would end it at once."""
+    shares: list[tuple[int, int]] = []
+
+    class Called:
+        exitcode = 0
+
+        def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+            shares.append(signature(target).bind(*args).arguments["share"])
+
+        def start(self) -> None:
+            pass
+
+        def join(self) -> None:
+            pass
+
+    monkeypatch.setattr(processes, "get_context", lambda _: SimpleNamespace(Process=Called))
+    monkeypatch.setattr(processes, "listener_tensors", lambda _: {})
+    assert processes.train_listener(tmp_path, PLAN, 2) == {}
+    assert shares == [(0, 2), (1, 2)]

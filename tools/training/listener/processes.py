@@ -37,7 +37,7 @@ def train_listener(
         context = get_context("spawn")
         running = [
             context.Process(
-                target=run_rank, args=(workspace, plan, meeting, rank, processes, start)
+                target=run_rank, args=(workspace, plan, meeting, (rank, processes), start)
             )
             for rank in range(processes)
         ]
