@@ -17,7 +17,7 @@ from duplane.edge.dialects.actions import Return
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.session.attachment import Attachment
 from duplane.edge.session.chat_runner import ChatRunner
-from duplane.edge.session.detachment import digest_of
+from duplane.edge.session.detachment import Presence, digest_of
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.returnable_session import NAMING_S
@@ -67,6 +67,22 @@ class Resumes:
     def may_have(self, caller: Caller) -> bool:
         """Return whether a session of this caller's tenant is here."""
         return any(self._runners[runner].tenant == caller.tenant for runner in self._resumable())
+
+    def end_longest_parked(self) -> bool:
+        """End the session that has been without a slot for the longest time, if there is one."""
+        parked = [
+            (detachment.lost_s, runner)
+            for runner in self._resumable()
+            if (detachment := runner.session.detachment)
+            and detachment.presence is Presence.PARKED
+            and detachment.lost_s is not None
+        ]
+        if not parked:
+            return False
+        _, runner = min(parked, key=lambda one: one[0])
+        _log.warning("a parked session ends: all journals together exceed --journal-total-bytes")
+        runner.end(Close(CloseReason.GONE))
+        return True
 
     def ended(self, session: DuplexSession) -> None:
         """Remember the token of a session that has ended, to tell its client so."""

@@ -104,6 +104,7 @@ class SessionRegistry:
         if settings.continuity == "worker":
             self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
         self.resumes = Resumes(self._runners, self.metrics, clock)
+        journals.make_room = self.resumes.end_longest_parked
         self.scorers = open_scorers(settings.vad_model)
         telemetry.observe(self.metrics.registry)
 

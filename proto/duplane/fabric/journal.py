@@ -5,7 +5,7 @@ A journal exists only in memory, and is deleted when its session ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,8 +39,9 @@ class JournalLoss(NamedTuple):
 class JournalSpace:
     """The memory that one journal, and all journals of the process together, may use.
 
-    `window_count` is the number of contexts before the present one whose units a journal keeps
-    whole.
+    If all together are too large, `make_room` drops one that matters less than others; it returns
+    False if there is none. `window_count` is the number of contexts before the present one whose
+    units a journal keeps whole.
     """
 
     def __init__(self, call_bytes: int, total_bytes: int, window_count: int = 8) -> None:
@@ -49,6 +50,12 @@ class JournalSpace:
         self.window_count = window_count
         self.used_bytes = 0
         self.given_up_count = 0  # journals that exceeded a bound
+        self.make_room: Callable[[], bool] = lambda: False
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether all journals together are too large."""
+        return self.used_bytes > self.total_bytes
 
 
 class Journal:
@@ -156,7 +163,9 @@ class Journal:
         space = self._space
         if self.byte_count > space.call_bytes + slack:
             return LossReason.SESSION_BOUND
-        return LossReason.TOTAL_BOUND if space.used_bytes > space.total_bytes else None
+        while space.is_exceeded and space.make_room():
+            pass
+        return LossReason.TOTAL_BOUND if space.is_exceeded else None
 
     def _give_up(self, reason: LossReason) -> None:
         """Delete the journal's content, because the session can no longer move. Count this once."""

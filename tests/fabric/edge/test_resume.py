@@ -4,180 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from support.edge.live_edge import AUDIO, HandSetClock, LiveEdge, live_edge, receive
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import generate_latest
+from support.edge.live_edge import (
+    UPDATE,
+    HandSetClock,
+    begin,
+    closed,
+    end,
+    live_edge,
+    receive,
+    send,
+)
+from support.edge.returning_client import (
+    SAMPLES,
+    SPEAKERS,
+    A,
+    B,
+    C,
+    Speaker,
+    Talker,
+    detached,
+    resumes,
+    spoken,
+    talking,
+)
 from support.time_limits import WITHIN_S
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.settings import Limits
-from duplane.fabric.v1 import session_pb2
-
-SAMPLES = 16_000
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """What the clients of one dialect say and hear."""
-
-    path: str
-    settings: dict[str, Any]
-    ready: str
-    append: dict[str, Any]
-    prefix: str = "session."
-    leave: str = "session.close"
-
-
-A = Speaker(
-    "/v1/realtime?mode=audio",
-    {"type": "session.update", "session": {"instructions": "x", "resumable": True}},
-    "session.created",
-    {"type": "input_audio_buffer.append", "audio": AUDIO},
-)
-B = Speaker(
-    "/v1/realtime?mode=audio",
-    {"type": "session.init", "payload": {"resumable": True}},
-    "session.created",
-    {"type": "input.append", "input": {"audio": AUDIO}},
-)
-C = Speaker(
-    "/ws/duplex/adx_1",
-    {"type": "prepare", "resumable": True},
-    "prepared",
-    {"type": "audio_chunk", "audio_base64": AUDIO},
-    prefix="",
-    leave="stop",
-)
-SPEAKERS = {"a": A, "b": B, "c": C}
-
-
-def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
-    """Speak in turns of two units, then listen to one."""
-    number = unit.sequence
-    delta = session_pb2.Delta(
-        sequence=number, context_token_count=100 + number, state_change=session_pb2.StateChange()
-    )
-    if number % 3 == 2:
-        delta.listen.SetInParent()
-    else:
-        delta.speech.text = f"word {number} "
-        delta.speech.audio = number.to_bytes(4, "little") * 240
-        delta.speech.sample_count = 240
-        delta.end_of_turn = number % 3 == 1
-    delta.token_counts.output_text_token_count = 3
-    return [session_pb2.ConverseResponse(delta=delta)]
-
-
-@dataclass
-class Talker:
-    """A client that counts the events of units, and loses its socket."""
-
-    edge: LiveEdge
-    speaker: Speaker
-    sockets: contextlib.AsyncExitStack
-    client: ClientConnection | None = None
-    token: str = ""
-    heard: list[dict[str, Any]] = field(default_factory=list)
-    others: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def socket(self) -> ClientConnection:
-        assert self.client is not None
-        return self.client
-
-    async def connect(self) -> None:
-        self.client = await self.sockets.enter_async_context(
-            self.edge.connect_to(self.speaker.path)
-        )
-
-    async def send(self, event: dict[str, Any]) -> None:
-        await self.socket.send(orjson.dumps(event), text=True)
-
-    async def until(self, kind: str) -> dict[str, Any]:
-        """Read until an event of this type."""
-        while True:
-            event = await self.read()
-            if event["type"] == self.speaker.prefix + kind:
-                return event
-
-    async def read(self) -> dict[str, Any]:
-        event = await receive(self.socket)
-        if "unit" in event and event["type"] != self.speaker.prefix + "resumed":
-            self.heard.append(event)
-        else:
-            self.others.append(event)
-        return event
-
-    async def begin(self) -> None:
-        await self.connect()
-        await self.until("queue_done")
-        await self.send(self.speaker.settings)
-        ready = await self.until(self.speaker.ready.removeprefix(self.speaker.prefix))
-        self.token = ready["resume"]["token"]
-        assert ready["resume"]["within_s"] == Limits().resume_s
-
-    async def unit(self) -> None:
-        await self.send(self.speaker.append)
-
-    async def until_unit(self, unit: int) -> None:
-        while not self.heard or self.heard[-1]["unit"] < unit:
-            await self.read()
-
-    def lose(self) -> None:
-        """Reset the connection."""
-        self.socket.transport.abort()
-
-    async def come_back(self, **changed: Any) -> dict[str, Any]:
-        await self.connect()
-        await self.send(self.resume(**changed))
-        return await self.until("resumed")
-
-    def resume(self, **changed: Any) -> dict[str, Any]:
-        cursor = {key: self.heard[-1][key] for key in ("unit", "part")} if self.heard else {}
-        kind = f"{self.speaker.prefix}resume"
-        return {"type": kind, "token": self.token, **cursor, **changed}
-
-    async def leave(self) -> None:
-        await self.send({"type": self.speaker.leave})
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await self.read()
-
-    def content(self) -> list[dict[str, Any]]:
-        """Return the events of units without what depends on time and on sockets."""
-        changing = ("server_send_ts", "replayed", "next_sample", "session_id", "response_id")
-        return [
-            {key: value for key, value in event.items() if key not in changing}
-            for event in self.heard
-        ]
-
-
-@contextlib.asynccontextmanager
-async def talking(edge: LiveEdge, speaker: Speaker) -> AsyncGenerator[Talker]:
-    async with contextlib.AsyncExitStack() as sockets:
-        talker = Talker(edge, speaker, sockets)
-        await talker.begin()
-        yield talker
-
-
-async def detached(edge: LiveEdge, state: str = "held") -> None:
-    """Wait until the edge has exactly one session without a socket in this state."""
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            registry = edge.edge.metrics.registry
-            if registry.get_sample_value("duplane_detached_sessions", {"state": state}):
-                return
-            await asyncio.sleep(0.01)
-
-
-def resumes(edge: LiveEdge, outcome: str) -> float:
-    registry = edge.edge.metrics.registry
-    return registry.get_sample_value("duplane_resumes_total", {"outcome": outcome}) or 0.0
+from duplane.fabric.errors import Reason
+from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
 async def undisturbed(speaker: Speaker, count: int) -> Talker:
@@ -292,27 +159,262 @@ async def test_session_of_a_client_that_stays_away_ends() -> None:
             await edge.settled()
             await talker.connect()
             await talker.send(talker.resume())
-            while (error := await talker.read())["type"] != "error":
-                pass
-            assert error["error"]["code"] == "resume_expired"
+            assert (await talker.until_error()).startswith("resume_expired")
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
 async def test_wrong_token_leaves_the_live_socket_alone(name: str) -> None:
-    speaker = SPEAKERS[name]
     async with live_edge(continuity="worker", slot_count=2) as edge:
         edge.fabric.on_unit = spoken
-        async with talking(edge, speaker) as talker, edge.connect_to(speaker.path) as other:
-            wrong = talker.token[:-8] + "wrong___"
-            await other.send(orjson.dumps(talker.resume(token=wrong)), text=True)
-            event: dict[str, Any] = {}
-            while event.get("type") != "error":
-                event = await receive(other)
-            assert "resume_refused" in orjson.dumps(event).decode()
-            async with asyncio.timeout(WITHIN_S):
-                await other.wait_closed()
-            assert other.close_code == 1008
+        async with talking(edge, SPEAKERS[name]) as talker:
+            live = talker.socket
+            await talker.connect()
+            await talker.send(talker.resume(token=talker.token[:-8] + "wrong___"))
+            assert (await talker.until_error()).startswith("resume_refused")
+            await closed(talker.socket, 1008)
+            talker.client = live
             await talker.unit()
             await talker.until_unit(0)
             await talker.leave()
         assert resumes(edge, "refused") == 1
+
+
+async def test_token_of_a_session_at_another_url_is_refused() -> None:
+    async with live_edge(slot_count=2) as edge, talking(edge, A) as talker:
+        live = talker.socket
+        async with edge.connect_to(C.path) as other:
+            talker.client = other
+            await talker.send({**talker.resume(), "type": "resume"})
+            assert "another client or URL" in await talker.until_error()
+        talker.client = live
+        await talker.leave()
+
+
+async def test_session_that_no_edge_knows_is_lost() -> None:
+    async with live_edge() as edge, edge.connect_to(A.path) as client:
+        await send(client, {"type": "session.resume", "token": "sess_x.y"})
+        while (event := await receive(client))["type"] != "error":
+            pass
+        assert event["error"]["code"] == "resume_lost"
+        await closed(client, 1008)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({}, "token: required"),
+        ({"token": 1}, "token: must be a string"),
+        ({"token": "x", "unit": 1}, "part: required"),
+        ({"token": "x", "unit": -1, "part": 0}, "unit: must be a whole number"),
+        ({"token": "x", "from_sample": 0.5}, "from_sample: must be a whole number"),
+        ({"token": "x" * 300}, "token: must be at most"),
+    ],
+)
+async def test_invalid_return_is_told_and_the_session_goes_on(
+    fields: dict[str, Any], fault: str
+) -> None:
+    async with live_edge() as edge, edge.connect() as client:
+        await send(client, {"type": "session.resume", **fields})
+        while (event := await receive(client))["type"] != "error":
+            pass
+        assert event["error"]["message"].startswith(fault)
+        await send(client, UPDATE)
+        while (await receive(client))["type"] != "session.created":
+            pass
+        await end(client)
+
+
+async def test_token_works_again_if_the_answer_was_lost() -> None:
+    async with live_edge(continuity="worker") as edge:
+        edge.fabric.on_unit = spoken
+        async with talking(edge, B) as talker:
+            await talker.unit()
+            await talker.until_unit(0)
+            del talker.heard[-1]  # it was lost with the socket
+            talker.lose()
+            for _ in range(2):
+                await talker.connect()
+                await talker.send(talker.resume())
+                talker.lose()
+            await talker.come_back()
+            while len(talker.heard) < 2:
+                await talker.read()
+            assert talker.heard[-1]["replayed"]
+            await talker.leave()
+
+
+async def test_client_that_fills_all_sessions_can_return() -> None:
+    async with live_edge(replace(Limits(), session_count=1)) as edge:
+        async with talking(edge, A) as talker:
+            await talker.come_back()
+            await talker.connect()  # a client that does not return is refused
+            await talker.send(UPDATE)
+            assert "too many sessions" in await talker.until_error()
+            talker.client = None
+        await edge.until_session_count(0)
+
+
+async def test_client_that_the_scheduler_refuses_can_return() -> None:
+    async with live_edge() as edge:
+        edge.fabric.is_automatic = False
+        async with contextlib.AsyncExitStack() as sockets:
+            talker = Talker(edge, A, sockets)
+            await talker.connect()
+            (await edge.fabric.acquisition()).grant()
+            await talker.until("queue_done")
+            conversation = await edge.fabric.conversation()
+            await talker.send(A.settings)
+            opened = session_pb2.Opened(prompt_token_count=7)
+            conversation.say(session_pb2.ConverseResponse(opened=opened))
+            talker.token = (await talker.until("created"))["resume"]["token"]
+            await talker.connect()
+            (await edge.fabric.acquisition()).refuse(Reason.QUEUE_FULL)
+            await talker.send(talker.resume())
+            await talker.until("resumed")
+            conversation.say(
+                session_pb2.ConverseResponse(
+                    closed=session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT)
+                )
+            )
+            with contextlib.suppress(ConnectionClosed):
+                while True:
+                    await talker.read()
+
+
+async def test_client_that_closes_its_socket_leaves() -> None:
+    async with live_edge() as edge, talking(edge, A) as talker:
+        await talker.socket.close()
+        await edge.settled()
+
+
+async def test_client_is_not_resumable_where_the_edge_does_not_allow_it() -> None:
+    async with live_edge(replace(Limits(), resume_s=0)) as edge, edge.connect() as client:
+        await receive(client)
+        await send(client, {"type": "session.resume", "token": "x"})
+        assert (await receive(client))["error"]["message"] == "type: unknown event type"
+        await send(client, A.settings)
+        ready = await receive(client)
+        assert ready["ignored_init_fields"] == ["session.resumable"]
+        assert "resume" not in ready
+        await send(client, A.append)
+        assert "unit" not in await receive(client)
+        await end(client)
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "named"),
+    [
+        (
+            "/v1/realtime?mode=chat",
+            {"type": "session.init", "payload": {"resumable": True}},
+            "payload.resumable",
+        ),
+        ("/ws/chat", {"messages": [{"role": "user", "content": "x"}], "resumable": True}, "resum"),
+        ("/ws/half_duplex/hd_1", {"type": "prepare", "resumable": True}, "resumable"),
+    ],
+    ids=["B chat", "D", "H"],
+)
+async def test_chats_cannot_be_resumed(path: str, settings: dict[str, Any], named: str) -> None:
+    async with live_edge() as edge, edge.connect_to(path) as client:
+        await send(client, settings)
+        while (event := await receive(client))["type"] != "error":
+            pass
+        assert named in orjson.dumps(event["error"]).decode()
+        assert "only duplex sessions can be resumed" in orjson.dumps(event["error"]).decode()
+
+
+async def test_draining_edge_asks_its_clients_to_go_one_after_the_other() -> None:
+    limits = replace(Limits(), go_away_s=30.0, drain_s=77.0, close_s=0.2)
+    async with live_edge(limits, slot_count=3) as edge, edge.connect() as other:
+        await begin(other)
+        async with talking(edge, A) as first, talking(edge, C) as second:
+            edge.drain()
+            told = [await talker.until("go_away") for talker in (first, second)]
+            assert sorted(event["after_s"] for event in told) == [15.0, 30.0]
+            assert {event["within_s"] for event in told} == {77.0}
+            first.lose()  # its client has gone to another edge
+            await edge.until_session_count(2)
+            await second.leave()
+        await end(other)  # a client that did not ask is told nothing
+
+
+async def test_draining_edge_lets_a_waiting_client_go() -> None:
+    clock = HandSetClock()
+    async with live_edge(replace(Limits(), go_away_s=10.0), clock=clock) as edge:
+        edge.fabric.is_automatic = False
+        async with edge.connect() as client:
+            acquisition = await edge.fabric.acquisition()
+            acquisition.queued(lease_pb2.Queued(ticket_id="q_1", position=1))
+            assert (await receive(client))["type"] == "session.queued"
+            await send(client, A.settings)
+            await (await client.ping())
+            edge.drain()
+            event = await receive(client)
+            assert (event["type"], event["after_s"]) == ("session.go_away", 10.0)
+            clock.advance(event["within_s"])
+            await closed(client, 1001)
+
+
+async def test_longest_parked_session_ends_when_the_journals_are_too_large() -> None:
+    clock = HandSetClock()
+    limits = replace(Limits(), journal_total_bytes=100_000)
+    async with live_edge(limits, clock=clock, continuity="worker", slot_count=2) as edge:
+        edge.fabric.model_digest = "m"
+        async with talking(edge, A) as parked, talking(edge, B) as running:
+            await parked.unit()
+            await parked.until_unit(0)
+            parked.lose()
+            await detached(edge)
+            clock.advance(Limits().hold_s)
+            await detached(edge, "parked")
+            for number in range(3):  # 32 kB each
+                await running.unit()
+                await running.until_unit(number)
+            await edge.until_session_count(1)
+            assert not edge.edge.metrics.registry.get_sample_value(
+                "duplane_journals_given_up_total"
+            )
+            await running.leave()
+
+
+async def test_token_leaves_no_trace(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.DEBUG, logger="duplane")
+    exported = InMemorySpanExporter()
+    async with live_edge(
+        telemetry=Telemetry("edge", SimpleSpanProcessor(exported)),
+        recording=RecordingSettings(tmp_path, consent=Consent.ALWAYS),
+        slot_count=2,
+    ) as edge:
+        async with talking(edge, B) as talker:
+            await talker.unit()
+            await talker.until_unit(0)
+            await talker.come_back()
+            await talker.send(talker.resume())  # not as the first event: it is refused
+            await talker.until_error()
+            live = talker.socket
+            await talker.connect()
+            await talker.send(talker.resume(token=talker.token + "x"))
+            await talker.until_error()
+            talker.client = live
+            await talker.leave()
+        await edge.settled()
+        metrics = generate_latest(edge.edge.metrics.registry).decode()
+    secret = talker.token.partition(".")[2]
+    recorded = await asyncio.to_thread(contents, tmp_path)
+    assert b"session.created" in recorded
+    logs = "".join(record.getMessage() for record in caplog.records)
+    spans = "".join(span.to_json() for span in exported.get_finished_spans())
+    for text in (recorded.decode(errors="replace"), logs, spans, metrics):
+        assert text
+        assert secret not in text
+    assert await asyncio.to_thread(names, tmp_path) == [talker.token.partition(".")[0]]
+
+
+def contents(directory: Path) -> bytes:
+    """Return the contents of all files in a directory."""
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+def names(directory: Path) -> list[str]:
+    """Return the names of the recordings: a return makes none."""
+    return [path.name for path in directory.iterdir()]

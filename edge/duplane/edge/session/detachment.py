@@ -77,7 +77,7 @@ class Detachment:
         self.states: deque[UnitState] = deque(maxlen=_MAX_STATES)
         self._kept_unit_count = kept_unit_count
         self._kept: deque[_Kept] = deque()
-        self._lost_s: float | None = None
+        self.lost_s: float | None = None  # monotonic: since when there is no socket
         self._resumes_s: deque[float] = deque(maxlen=_RESUMES)
 
     def new_secret(self) -> str:
@@ -146,7 +146,7 @@ class Detachment:
         if self.presence is not Presence.ATTACHED:
             raise AssertionError(f"a session that is {self.presence} loses no socket")
         self.presence = Presence.HELD
-        self._lost_s = now.monotonic_s
+        self.lost_s = now.monotonic_s
 
     def park(self) -> None:
         """Record that the slot is given back."""
@@ -170,10 +170,10 @@ class Detachment:
         If its old socket looks alive, it was silent since `heard_s`. Call this only if
         `may_resume`, and not if the client `is_ahead`.
         """
-        lost_s = heard_s if self._lost_s is None else self._lost_s
+        lost_s = heard_s if self.lost_s is None else self.lost_s
         self.presence = Presence.ATTACHED
         self.generation += 1
-        self._lost_s = None
+        self.lost_s = None
         self._resumes_s.append(now.monotonic_s)
         missed = self._after(cursor)
         return Resumed(
