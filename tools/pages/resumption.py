@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from duplane.edge.dialects.resumption import MAX_PLACE_BYTES
 from duplane.edge.session.detachment import KEPT_BYTES, KEPT_S
 from duplane.edge.settings import Limits
+from duplane.scheduler.queue_tokens import TOKEN_S
 
 _LIMITS = Limits()
 _SECTION = f"""\
@@ -60,6 +62,13 @@ session was resumed more than 10 times in a minute |
 | `resume_lost` | the edge does not know the session |
 | `resume_stale` | the edge has fewer events than the client |
 | `resume_busy` | the session changes its place just now: return within a second |
+
+A client that waits in the queue gets, once its settings are read, `queue_token` in the events of
+the queue: its place, sealed by the scheduler. If its edge ends, it shows the newest one as
+`queue_token` beside `resumable` in the settings that it sends to another edge, while it waits
+there, and gets its place back, with a position that is at most the one that it had. A token is
+valid for {TOKEN_S:g} s, until the client gets a slot. A token that is not valid any more has no
+effect; one of another mode, or longer than {MAX_PLACE_BYTES} bytes, is refused.
 """
 
 

@@ -319,6 +319,9 @@ class SessionRegistry:
             trace=spans.context,
             tenant_id=request.caller.tenant,
             tenant_limits=_limits_of(request.caller),
+            # Whether the client may have it is not known before its settings come.
+            wants_queue_token=isinstance(session, DuplexSession)
+            and self._settings.limits.resume_s > 0,
         )
         recording = self._record(request, identity)
         began = self._clock.now()

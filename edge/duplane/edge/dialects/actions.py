@@ -39,7 +39,8 @@ class Configure:
     `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
     paths in the client's event. `max_slice_count` applies to the pictures of each append that has
     no `max_slice_count` of its own. `input_id` is the client's id of the event. A client whose
-    session `is_resumable` may return on another socket.
+    session `is_resumable` may return on another socket; if it waited at another edge, its
+    `queue_token` has its place there.
     """
 
     settings: session_pb2.Open
@@ -49,6 +50,7 @@ class Configure:
     kind: str = ""
     input_id: str | None = None
     is_resumable: bool = False
+    queue_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

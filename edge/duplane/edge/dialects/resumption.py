@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import orjson
+
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.dialects.actions import Return
 from duplane.edge.payload.fields import Fields, missing
@@ -10,6 +12,8 @@ from duplane.edge.settings import Limits
 FIELD = "resumable"  # of the settings: the client may return
 _MAX_NUMBER = 2**53
 _MAX_TOKEN_BYTES = 256
+_PLACE = "queue_token"  # of the settings: the place in the queue that the client had elsewhere
+MAX_PLACE_BYTES = 512  # schedulers refuse longer ones
 
 
 def reads_return(event: Fields, return_event: str, limits: Limits) -> bool:
@@ -43,6 +47,19 @@ def read_resumable(settings: Fields, limits: Limits) -> bool:
     If the edge does not allow it, the field is not read and counts as one without effect.
     """
     return bool(limits.resume_s and settings.get(FIELD, bool))
+
+
+def read_queue_token(settings: Fields, *, is_resumable: bool) -> str:
+    """Return the place in the queue that a client brings; empty if none. Raises ClientError.
+
+    Without `is_resumable` the field is not read and counts as one without effect.
+    """
+    return (settings.text(_PLACE, MAX_PLACE_BYTES) or "") if is_resumable else ""
+
+
+def with_queue_token(event: bytes, token: str) -> bytes:
+    """Add a client's place to an event of the queue, so that it can show it at another edge."""
+    return b"".join((event[:-1], b',"', _PLACE.encode(), b'":', orjson.dumps(token), b"}"))
 
 
 def refuse_resumable(settings: Fields) -> None:

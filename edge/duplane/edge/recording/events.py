@@ -30,6 +30,8 @@ _REFERENCE = re.compile(r"((?:data:[^,]{0,250},)?)@(blob/\d{1,9}\.[a-z0-9]{1,4})
 _DATA_URI = re.compile(r"data:[^,]{0,243};base64,")
 # The token of a resumable session, in an event that says or shows it. Such events are short.
 _TOKEN = re.compile(rb'("token"\s*:\s*")[^"]*')
+# The place in the queue of such a session, also in settings, which may be long.
+_QUEUE_TOKEN = re.compile(rb'("queue_token"\s*:\s*")[^"]*')
 _MAX_TOKEN_EVENT = 64 * 1024
 _MAX_DEPTH = 64
 # File types: the bytes that identify each type, and the offset of these bytes.
@@ -83,7 +85,9 @@ class Blob:
 
 
 def without_token(frame: bytes) -> bytes:
-    """Return an event without the token with which a client can return to its session."""
+    """Return an event without the tokens with which a client can return to its session."""
+    if b'"queue_token"' in frame:
+        frame = _QUEUE_TOKEN.sub(rb"\1***", frame)
     if len(frame) > _MAX_TOKEN_EVENT or b"token" not in frame:
         return frame
     return _TOKEN.sub(rb"\1***", frame)

@@ -33,6 +33,7 @@ from duplane.edge.session.effects import (
     RequestPermit,
     ReturnPermit,
     StopTurn,
+    TakePlace,
     Use,
 )
 from duplane.edge.session.move_table import (
@@ -57,6 +58,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.journal import LossReason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.spans import EDGE_OPEN
+from duplane.fabric.queue_positions import never_growing
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
@@ -103,7 +105,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._units = SessionMetrics(metrics, session.identity.session_id)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
         self._is_leaving = False  # the edge shuts down
-        self._attempts: asyncio.Queue[Acquire | None] = asyncio.Queue()  # None ends `_exchange`
+        # None ends `_exchange`.
+        self._attempts: asyncio.Queue[Acquire | TakePlace | None] = asyncio.Queue()
+        self._tell_place = never_growing(self._on_queued)
         self._slot_calls: dict[Slot, _SlotCall] = {}
         self._attachment: Attachment | None = Attachment(self, client)
         self._closing: set[asyncio.Task[None]] = set()  # sockets that the session has left
@@ -195,11 +199,33 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             async with asyncio.TaskGroup() as tasks:
                 self._add_slot_call(slot, tasks.create_task(self._hold_slot(slot, request)))
                 while attempt := await self._attempts.get():
-                    if self.session.moves.is_next(attempt.slot):
+                    if isinstance(attempt, TakePlace):
+                        if await self._left_queue(slot):
+                            again = self._at_place(slot, request, attempt.queue_token)
+                            self._add_slot_call(slot, tasks.create_task(again))
+                    elif self.session.moves.is_next(attempt.slot):
                         moving = tasks.create_task(self._try_to_move(attempt, request))
                         self._add_slot_call(attempt.slot, moving)
         finally:
             self._units.end()
+
+    async def _left_queue(self, slot: Slot) -> bool:
+        """Stop to wait for the first slot. Return False if it has come already."""
+        call = self._slot_calls.get(slot)
+        if call is None or call.stream:
+            return False
+        call.cancel()
+        await asyncio.wait({call.task})
+        return call.stream is None and self.session.closed is None
+
+    async def _at_place(
+        self, slot: Slot, first: lease_pb2.AcquireLeaseRequest, queue_token: str
+    ) -> None:
+        request = lease_pb2.AcquireLeaseRequest()
+        request.CopyFrom(first)
+        request.request_id += "/place"
+        request.queue_token = queue_token
+        await self._hold_slot(slot, request)
 
     def _add_slot_call(self, slot: Slot, task: asyncio.Task[None]) -> None:
         self._slot_calls[slot] = _SlotCall(task)
@@ -236,7 +262,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         try:
             on_granted = functools.partial(self._check_grant, slot)
             async with self._fabric.session(
-                request, self._on_queued, self._spans.context, on_granted
+                request, self._tell_place, self._spans.context, on_granted
             ) as stream:
                 now = self._clock.now()
                 open_s = to_seconds(stream.claimed.open_timeout)
@@ -259,9 +285,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     def _execute(self, effect: Effect) -> None:
         self._wake.set()
         match effect:
-            case Acquire():
-                self._spans.begin_move(effect.cause, effect.number)
-                self._attempts.put_nowait(effect)
+            case Acquire() | TakePlace():
+                self._attempt(effect)
             case Use(slot):
                 self._note_claim(slot.granted)
                 self._units.worker_id = self.worker
@@ -290,6 +315,11 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             return
         self._metrics.resumed(*record)
         _log.info("the client is back after %.2f s: %s", record.gap_s, record.outcome)
+
+    def _attempt(self, attempt: Acquire | TakePlace) -> None:
+        if isinstance(attempt, Acquire):
+            self._spans.begin_move(attempt.cause, attempt.number)
+        self._attempts.put_nowait(attempt)
 
     def _use_model(self, model: ModelFormat) -> None:
         """Limit and judge units by their duration."""

@@ -26,9 +26,10 @@ from duplane.edge.dialects.actions import (
 from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.first_event import detect, implied_init, needs_init
+from duplane.edge.dialects.resumption import with_queue_token
 from duplane.edge.payload.fields import Fields
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
-from duplane.edge.session.effects import RecordDropped
+from duplane.edge.session.effects import RecordDropped, TakePlace
 from duplane.edge.session.move_table import (
     EARLY,
     LAST_SENT_PHASES,
@@ -159,6 +160,8 @@ class DuplexSession(ReturnableSession):
         match action:
             case Configure():
                 self.is_resumable = action.is_resumable
+                if action.queue_token and not self.has_slot:
+                    self.effects.append(TakePlace(action.queue_token))
                 self._configured(action.settings, now)
                 return []
             case Reply():
@@ -210,7 +213,10 @@ class DuplexSession(ReturnableSession):
 
     def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         """Render a queue position, unless the session had a slot before."""
-        return [] if self.has_slot else super().queued(queued, now)
+        events = [] if self.has_slot else super().queued(queued, now)
+        if events and self.is_resumable and queued.queue_token:
+            events[-1] = with_queue_token(events[-1], queued.queue_token)
+        return events
 
     def claimed(
         self, slot: Slot, granted: lease_pb2.Granted, open_s: float, now: Moment

@@ -33,6 +33,12 @@ class Acquire(NamedTuple):
     avoided_workers: Mapping[str, str]  # id -> incarnation
 
 
+class TakePlace(NamedTuple):
+    """Wait for the first slot at the place in the queue that the client had at another edge."""
+
+    queue_token: str
+
+
 class Use(NamedTuple):
     """From now on, the units go to this slot."""
 
@@ -145,4 +151,5 @@ Effect = (
     | Spoken
     | RecordResumed
     | RecordAnswered
+    | TakePlace
 )

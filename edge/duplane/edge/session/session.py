@@ -201,6 +201,8 @@ class Session(ABC, Generic[D]):
                 return Close(CloseReason.SERVICE_UNAVAILABLE, self.dialect.mode.unserved)
             case Reason.MODEL_NOT_SERVED:
                 return Close(CloseReason.MODEL_NOT_SERVED, error.message)
+            case Reason.INVALID_FIELD if error.field == "queue_token":
+                return Close(CloseReason.MODE_REFUSED, error.message)
             case Reason.TENANT_QUOTA:
                 return _quota_exhausted(error.field, now)
             case reason:
