@@ -131,3 +131,19 @@ def test_without_a_voice_and_networks_it_refuses_speech(whole: Path, tmp_path: P
     assert not prepared.speaks
     with pytest.raises(OptionError, match="generate_audio"):
         preparer.chat(SPOKEN)
+
+
+def test_the_vocoder_speaks_with_its_own_clip_if_the_client_sends_none(
+    whole: Path, tmp_path: Path
+) -> None:
+    directory = without_weights(whole, tmp_path / "checkpoint")
+    (directory / "assets" / "token2wav" / "voice.safetensors").unlink()
+    spoken = directory / "assets" / "HT_ref_audio.wav"
+    for name in ("ref1.wav", "ref2.wav"):
+        parts = load_preparer_parts(directory)
+        assert parts.voices is not None
+        assert parts.voices.networks is not None
+        expected = parts.voices.networks.read(read_clip(GOLDEN / "audio" / name))
+        assert parts.voices.choose() is parts.voices.built_in
+        assert is_equal(parts.voices.built_in, expected)
+        shutil.copy(GOLDEN / "audio" / "ref2.wav", spoken)

@@ -62,7 +62,8 @@ class SessionLimits:
     max_slice_count: PositiveInt = 9
     """Maximum number of slices of one picture; a request for more fails with INVALID_FIELD."""
     max_voice_s: PositiveFloat = 30.0
-    """Maximum number of seconds of a reference voice; a longer voice fails with INVALID_FIELD."""
+    """Maximum number of seconds of a reference voice; a longer voice fails with INVALID_FIELD. The
+    prompt has all of the voice; the model speaks with the voice of its first 10 s."""
     max_prompt_bytes: PositiveInt = 32 * 1024
     """Maximum number of bytes of a system prompt; a longer prompt fails with INVALID_FIELD."""
     inbox_unit_count: PositiveInt = 4

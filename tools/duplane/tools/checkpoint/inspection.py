@@ -46,6 +46,7 @@ FILES = (
     ("preprocessor_config.json", "slicing of images"),
     ("generation_config.json", "generation settings"),
     ("assets/system_ref_audio.wav", "default voice of the prompt"),
+    ("assets/HT_ref_audio.wav", "default voice of the vocoder"),
 )
 VOCODER_FILES = (
     ("assets/token2wav/flow.yaml", "vocoder: dimensions"),

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -10,7 +11,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, section
+from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
+from duplane.worker.models.minicpm_o.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    field,
+    read_config,
+    section,
+)
+from duplane.worker.models.minicpm_o.llm.decoder import DecoderConfig
+from duplane.worker.models.minicpm_o.tts.talker import TalkerConfig
+from duplane.worker.models.minicpm_o.vision.siglip import VisionConfig
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +84,38 @@ def test_a_bad_configuration_names_the_file(
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"config\.json.*{complaint}"):
         Checkpoint(tmp_path)
+
+
+def configured(directory: Path, **fields: object) -> dict[str, Any]:
+    (directory / "config.json").write_bytes(orjson.dumps(fields))
+    return read_config(directory)
+
+
+@pytest.mark.parametrize("version", ["4.5", 4.5, "default", None])
+def test_versions_that_the_code_runs_are_accepted(tmp_path: Path, version: object) -> None:
+    assert configured(tmp_path, version=version)["hidden_size"] == 4096
+
+
+@pytest.mark.parametrize("version", ["2.6", 2.6, "5"])
+def test_another_version_is_refused_by_name(tmp_path: Path, version: object) -> None:
+    with pytest.raises(CheckpointError, match=rf"version '{version}' of 'minicpmo'; .*'4\.5'"):
+        configured(tmp_path, version=version)
+
+
+def test_absent_fields_have_the_defaults_of_the_reference(tmp_path: Path) -> None:
+    config = configured(
+        tmp_path, hidden_size=64, head_dim=None, audio_config={"d_model": 8, "encoder_layers": None}
+    )
+    dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=1e4)
+    assert (dims.hidden_size, dims.head_dim, dims.key_heads, dims.layers) == (64, 128, 32, 32)
+    heard = AudioConfig.from_json(config)
+    assert (heard.width, heard.layer_count, heard.mel_bins, heard.pool) == (8, 4, 80, 5)
+    talker = TalkerConfig.from_json(config, rows=9000)
+    assert (talker.llm_hidden_size, talker.speech_rows, talker.capacity) == (2560, 4097, 4096)
+    seen = VisionConfig.from_json(config)
+    assert (seen.width, seen.layer_count, seen.patch_size) == (1152, 26, 14)
+    with pytest.raises(CheckpointError, match="audio_config"):
+        AudioConfig.from_json(configured(tmp_path, audio_config=3))
 
 
 def test_a_directory_without_tensors_is_named(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from duplane.worker.models.interface import LoadError
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MODEL_TYPE = "minicpmo"
+VERSIONS = ("4.5", "default")
+"""Versions of the model that duplane runs: the released one, and that of its own small model."""
 
 _DIGESTED = frozenset((".json", ".npz", ".onnx", ".pt", ".safetensors", ".txt", ".wav", ".yaml"))
 _PART_BYTES = 1 << 16
@@ -76,15 +78,83 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+# What the configuration classes of MiniCPM-o 4.5 have where a checkpoint's file has no value: those
+# of its `configuration_minicpmo.py`, and `Qwen3Config` and `WhisperConfig` of transformers 4.51.
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "audio_pool_step": 5,
+    "audio_chunk_length": 1.0,
+}
+_SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "audio_config": {
+        "num_mel_bins": 80,
+        "d_model": 384,
+        "encoder_layers": 4,
+        "encoder_attention_heads": 6,
+        "encoder_ffn_dim": 1536,
+        "max_source_positions": 1500,
+    },
+    "tts_config": {
+        "llm_dim": 2560,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "num_text_tokens": 21_178,
+        "num_audio_tokens": 4097,
+        "audio_bos_token_id": 21_132,
+        "text_eos_token_id": 21_133,
+    },
+}
+_VISION: Mapping[str, Any] = {
+    "hidden_size": 1152,
+    "image_size": 980,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+}
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the reference's defaults for the fields that it lacks."""
+    filled = {"vision_config": dict(_VISION), **_DEFAULTS, **_given(config)}
+    for name, defaults in _SECTIONS.items():
+        part: object = filled.get(name, {})
+        if isinstance(part, dict):
+            filled[name] = {**defaults, **_given(cast("dict[str, Any]", part))}
+    return filled
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if value is not None}
+
+
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read the config.json of a checkpoint. Raises `CheckpointError` for another kind of model."""
+    """Read the config.json of a checkpoint, with the reference's defaults.
+
+    Raises `CheckpointError` for another kind or version of model.
+    """
     config = read_json(directory / "config.json")
     kind = field(config, "model_type", str, MODEL_TYPE)
     if kind != MODEL_TYPE:
         raise CheckpointError(
             f"{directory} is a model of type {kind!r}; duplane runs {MODEL_TYPE!r} (MiniCPM-o 4.5)"
         )
-    return config
+    version = str(config.get("version") or VERSIONS[0])  # a text or a number
+    if version not in VERSIONS:
+        raise CheckpointError(
+            f"{directory} is version {version!r} of {MODEL_TYPE!r}; duplane runs version "
+            f"{VERSIONS[0]!r} (MiniCPM-o 4.5)"
+        )
+    return with_defaults(config)
 
 
 class Checkpoint:

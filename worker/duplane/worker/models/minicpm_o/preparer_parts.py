@@ -17,9 +17,11 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicConfig
 from duplane.worker.models.minicpm_o.vocoder.voice import (
+    PROMPT_VOICE,
+    SPOKEN_VOICE,
     VoiceNetworks,
     Voices,
-    load_prompt_voice,
+    load_clip,
     load_vocoder_voice,
 )
 from duplane.worker.models.types import ConversationOptions, FloatArray, WindowMode
@@ -70,10 +72,10 @@ def load_preparer_parts(directory: Path) -> PreparerParts:
     Raises `CheckpointError` for files that cannot be used.
     """
     config, tokens = read_config(directory), Tokens.load(directory)
-    generation, prompt_voice = directory / GENERATION_FILE, load_prompt_voice(directory)
+    generation, prompt_voice = directory / GENERATION_FILE, load_clip(directory / PROMPT_VOICE)
     voices = None
     if read_field(config, "init_tts", bool, True):
-        voices = _load_voices(directory / VOCODER_FOLDER, prompt_voice)
+        voices = _load_voices(directory, prompt_voice)
     return PreparerParts(
         prompts=PromptParts(
             tokens,
@@ -87,17 +89,21 @@ def load_preparer_parts(directory: Path) -> PreparerParts:
     )
 
 
-def _load_voices(folder: Path, prompt_voice: FloatArray | None) -> Voices | None:
-    """Load the voices of the vocoder's folder. Return None if it has no voice and can make none.
+def _load_voices(directory: Path, prompt_voice: FloatArray | None) -> Voices | None:
+    """Load the voices of the vocoder. Return None if it has no voice and can make none.
 
-    The voice for clients that send none is the folder's voice, or else the prompt's.
+    The voice for clients that send none is that of the vocoder's folder; else it is made from the
+    clip of the checkpoint for this, or else from the prompt's voice.
     """
+    folder = directory / VOCODER_FOLDER
     if (folder / harmonic.CONFIG).exists():
         return Voices(None, HarmonicConfig.load(folder).voice)
     networks = VoiceNetworks.load(folder, max_tokens=MAX_VOICE_TOKENS)
     voice = load_vocoder_voice(folder)
-    if voice is None and networks is not None and prompt_voice is not None:
-        voice = networks.read(prompt_voice)
+    if voice is None and networks is not None:
+        clip = load_clip(directory / SPOKEN_VOICE)
+        clip = prompt_voice if clip is None else clip
+        voice = None if clip is None else networks.read(clip)
     return None if voice is None and networks is None else Voices(networks, voice)
 
 

@@ -33,6 +33,7 @@ from duplane.worker.models.minicpm_o.vocoder.types import VocoderVoice
 from duplane.worker.models.types import FloatArray, OptionError
 
 PROMPT_VOICE = Path("assets", "system_ref_audio.wav")
+SPOKEN_VOICE = Path("assets", "HT_ref_audio.wav")
 VOCODER_VOICE = "voice.safetensors"
 CACHED_VOICES = 64
 """Maximum number of voices of clips that are cached. Each has some hundred kilobytes."""
@@ -112,9 +113,8 @@ class Voices:
         return voice
 
 
-def load_prompt_voice(checkpoint: Path) -> FloatArray | None:
-    """Load the default voice of the LLM prompt: float32 [n] at 16 kHz."""
-    path = checkpoint / PROMPT_VOICE
+def load_clip(path: Path) -> FloatArray | None:
+    """Load the sound file of a voice: float32 [n] at 16 kHz. Return None if it does not exist."""
     if not path.exists():
         return None
     try:
