@@ -252,9 +252,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._kept.copies,
         )
         running = RunningCall(call, claims, span, unit_spans.ended)
-        self._begin(call, claims, span)
-        self._kept.began(running)
         with logged_ids(claims.session_id, trace):
+            self._begin(call, claims, span)
+            self._kept.began(running)
             await self._serve(running, context)
 
     async def _chat(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -271,8 +271,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         call = ChatCall(
             context, claims.slot, request, self._engine, reporter, self._limits, self._videos
         )
-        self._begin(call, claims, span)
         with logged_ids(claims.session_id, trace):
+            self._begin(call, claims, span)
             try:
                 with self._reporting_faults(claims, span):
                     await call.run(partial(self._on_end, call, claims, span))
