@@ -7,6 +7,7 @@ must be the speech that the killed worker would have made, to the last sample.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from support.fabric.real_fabric import RealFabric
 from support.paths import ROOT
 from support.time_limits import until
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.fabric.audio import read_audio_file
 
@@ -37,6 +38,7 @@ async def fabric() -> AsyncGenerator[RealFabric]:
         "DUPLANE_WORKERS": "2",
         "DUPLANE_CONTINUITY": "worker",
         "DUPLANE_FAILOVER_S": str(WAIT_S),
+        "DUPLANE_HOLD_S": "0.5",
         "DUPLANE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -133,3 +135,66 @@ async def test_next_worker_speaks_the_rest_of_a_requested_text(fabric: RealFabri
     assert "".join(output[2] for output in said if output[1] == "text") == text
     assert {unit for unit, kind, *_ in said if kind == "audio"} == {*range(end + 1)}
     assert await answers(fabric, killed_at=1, requested=text) == wanted
+
+
+@pytest.mark.parametrize("is_parked", [False, True], ids=["at once", "after its slot is gone"])
+async def test_model_says_to_a_client_that_returns_what_it_would_have_said(
+    fabric: RealFabric, undisturbed: list[tuple[Any, ...]], *, is_parked: bool
+) -> None:
+    """The socket is reset after each unit of speech, before the client reads the answer."""
+    spoken = sorted({unit for unit, kind, *_ in undisturbed if kind == "audio"})
+    lost_at = spoken[:1] if is_parked else spoken[:2]
+    assert await resumed_answers(fabric, lost_at, is_parked=is_parked) == undisturbed
+
+
+async def resumed_answers(
+    fabric: RealFabric, lost_at: list[int], *, is_parked: bool
+) -> list[tuple[Any, ...]]:
+    """Return the outputs of a session whose socket is lost right after some units were sent."""
+    await until(lambda: has_two_workers(fabric), WAIT_S)
+    question = read_audio_file(QUESTION)
+    samples = np.zeros(UNITS * 16_000, np.float32)
+    samples[: question.size] = question[: samples.size]
+    outputs: list[tuple[Any, ...]] = []
+    async with asyncio.timeout(2 * WAIT_S), contextlib.AsyncExitStack() as sockets:
+        path = f"ws://{fabric.edge}/v1/realtime?mode=audio"
+
+        async def opened() -> ClientConnection:
+            return await sockets.enter_async_context(connect(path, proxy=None, max_size=None))
+
+        client = await opened()
+        payload = {"system_prompt": "You are a helpful assistant.", "seed": 11, "resumable": True}
+        await client.send(orjson.dumps({"type": "session.init", "payload": payload}), text=True)
+        while (told := orjson.loads(await client.recv()))["type"] != "session.created":
+            pass
+        token, cursor = told["resume"]["token"], {}
+        sent, heard, number = 0, -1, -1
+        while heard < UNITS - 1:
+            if heard == number:
+                number += 1
+                sent = number * 16_000
+            if sent == number * 16_000:
+                audio = pybase64.b64encode(samples[sent : sent + 16_000].tobytes()).decode()
+                event = {"type": "input.append", "input": {"audio": audio}}
+                await client.send(orjson.dumps(event), text=True)
+                sent += 16_000
+            if lost_at and number == lost_at[0]:
+                del lost_at[0]
+                client.transport.abort()
+                if is_parked:
+                    await until(lambda: has_two_workers(fabric), WAIT_S)
+                client = await opened()
+                event = {"type": "session.resume", "token": token, **cursor}
+                await client.send(orjson.dumps(event), text=True)
+                while (told := orjson.loads(await client.recv()))["type"] != "session.resumed":
+                    pass
+                sent = told["next_sample"]
+                continue
+            told = orjson.loads(await client.recv())
+            cursor = {key: told[key] for key in ("unit", "part")}
+            heard = told["unit"]
+            outputs.append((heard, *output_of(told)))
+        await client.send(orjson.dumps({"type": "session.close", "reason": "x"}), text=True)
+        while (told := orjson.loads(await client.recv()))["type"] != "session.closed":
+            outputs.append((told["unit"], *output_of(told)))
+    return outputs

@@ -157,8 +157,10 @@ class Talker:
     def content(self) -> list[dict[str, Any]]:
         """Return the events of units without what depends on time and on sockets."""
         changing = ("server_send_ts", "replayed", "next_sample", "session_id", "response_id")
+        turns = list(dict.fromkeys(event.get("response_id") for event in self.heard))
         return [
             {key: value for key, value in event.items() if key not in changing}
+            | {"turn": turns.index(event.get("response_id"))}
             for event in self.heard
         ]
 

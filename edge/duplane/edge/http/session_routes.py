@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Coroutine
 
@@ -111,15 +112,13 @@ class SessionRoutes:
             self._sessions.continuity,
             self._sessions.scorers,
         )
-        may_return = isinstance(session, DuplexSession) and self._sessions.resumes.may_have(
-            request.caller
-        )
+        if isinstance(session, DuplexSession):
+            may_have = self._sessions.resumes.may_have
+            session.may_be_return = functools.partial(may_have, request.caller)
         with self._sessions.admitted(endpoint.mode, request) as refusal:
-            if isinstance(session, DuplexSession):
-                session.may_be_return = may_return
             if refusal is None:
                 await self._sessions.run(socket, session, endpoint.mode, request)
-        if refusal and may_return and isinstance(session, DuplexSession):
+        if refusal and isinstance(session, DuplexSession) and session.may_be_return():
             session.receive(await first_message(socket), self._clock.now())
         if isinstance(session, DuplexSession) and session.returned:
             await self._sessions.resumes.run(socket, session, request.caller)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
@@ -59,7 +59,8 @@ class ReturnableSession(Session[DuplexDialect]):
         self.replies = PendingReplies()  # used if the dialect replies to appends
         self.is_resumable = False
         self.returned: Return | None = None  # the client has returned to another session
-        self.may_be_return = False  # the client may have another session here
+        # Whether the client may have another session here.
+        self.may_be_return: Callable[[], bool] = lambda: False
         self._noted: EdgeNote | None = None  # of a session that another edge has begun
         self._refusal: Close | None = None  # why the client gets no slot
         self._received_sample_count = 0
@@ -87,7 +88,7 @@ class ReturnableSession(Session[DuplexDialect]):
 
     def _slot_refused(self, close: Close, now: Moment) -> list[bytes]:
         is_first = self.dialect.phase is Phase.START and self._refusal is None
-        if is_first and self.may_be_return and self.dialect.return_event:
+        if is_first and self.dialect.return_event and self.may_be_return():
             self._refusal = close
             self.time_limits.stop(TimeLimit.SCHEDULER, TimeLimit.SLOT)
             self.time_limits.start(TimeLimit.REFUSAL, NAMING_S, now)
