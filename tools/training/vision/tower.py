@@ -61,6 +61,7 @@ class TowerPlan:
     matrix_rate: float = 2.5e-3
     warm_up: int = 40
     decay_share: float = 0.6
+    is_mixed: bool = True
 
     def factor(self, step: int) -> float:
         """Return the factor of the learning rates at a step."""
@@ -196,7 +197,7 @@ class TowerTraining:
         return recoloured(drawn, chance) if chance.random() < RECOLOURED_SHARE else drawn
 
     def _logits(self, tiles: Sequence[ImageTile]) -> dict[str, Tensor]:
-        with mixed_precision(is_allowed=True):
+        with mixed_precision(is_allowed=self.plan.is_mixed):
             embeds = self.vision.encode_tiles(tiles)
         return {
             name: head(embeds[:, number].float())
