@@ -16,15 +16,15 @@ export function queuePlace(event) {
 }
 
 /** Return the first event of a client. `voice` is base64 of a sound file, or null. A has no seed. */
-export function settingsEvent(dialect, instructions, voice, seed, options) {
+export function settingsEvent(dialect, instructions, voice, seed, options, resuming = {}) {
   const hasOptions = Object.keys(options).length > 0;
   if (dialect === "A") {
-    const session = { instructions };
+    const session = { instructions, ...resuming };
     if (voice) Object.assign(session, { ref_audio: voice, tts_ref_audio: voice });
     if (hasOptions) session.voice_config = options;
     return { type: "session.update", session };
   }
-  const payload = { system_prompt: instructions };
+  const payload = { system_prompt: instructions, ...resuming };
   if (seed !== null) payload.seed = seed;
   if (voice) payload.voice = { ref_audio_base64: voice, tts_ref_audio_base64: voice };
   if (hasOptions) payload.config = options;
@@ -111,6 +111,9 @@ export class OutputReader {
       listenProbability: metrics.listen_probability ?? null,
       turnId: event.response_id ?? null,
       inputId: event.input_id ?? null,
+      unit: event.unit ?? null,
+      part: event.part ?? null,
+      replayed: event.replayed === true,
       metrics,
     };
   }

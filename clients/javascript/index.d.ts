@@ -33,7 +33,26 @@ export interface Output {
   listenProbability: number | null;
   turnId: string | null;
   inputId: string | null;
+  /** In a resumable session, the number of the unit, and that of the event among those of the unit. */
+  unit: number | null;
+  part: number | null;
+  /** The client missed this event while it had no connection. */
+  replayed: boolean;
   metrics: Record<string, unknown>;
+}
+
+/**
+ * A return to the session on another socket. The server had no socket for `gapS`, the client for
+ * `awayS`; `tookS` of it are from the last attempt to the server's answer. `lostSamples` of the input
+ * are lost, because they were older than 10 s. A client that `wasAsked` left a server that shuts down.
+ */
+export interface Return {
+  gapS: number;
+  awayS: number;
+  tookS: number;
+  attempts: number;
+  lostSamples: number;
+  wasAsked: boolean;
 }
 
 /** An event of the protocol, as the server sent it. */
@@ -64,6 +83,14 @@ export interface SessionOptions {
   connectTimeoutS?: number;
   /** How long one attempt waits for a slot. Default: 600. */
   queueTimeoutS?: number;
+  /** Return to the conversation on a new connection after a loss. Default: false. */
+  resumable?: boolean;
+  /** After this time without an answer to sound, a resumable connection counts as lost. Default: 6. */
+  silenceS?: number;
+  /** Seconds before an attempt to return, counted from 0. Default: 0.25 to 4. */
+  returnWaitS?: (attempt: number) => number;
+  /** The session has a new connection. */
+  onReturn?: (back: Return) => void;
   onQueue?: (place: QueuePlace) => void;
   /** Gets refused inputs. Without it the iteration throws them; the session goes on. */
   onError?: (error: InputError) => void;
@@ -77,7 +104,10 @@ export interface SessionOptions {
  * One conversation over one WebSocket. `connect`, send sound, and iterate over the outputs.
  *
  * `connect` tries again while nothing is lost by it: until the conversation has begun. A
- * conversation that breaks later is lost, and the iteration throws: begin a new session.
+ * conversation that breaks later is lost, and the iteration throws: begin a new session. A
+ * `resumable` one goes on over a new connection instead, if the server allows this: sound of the last
+ * 10 s is sent again, and missed outputs come first. If another connection takes it, its `end` has
+ * the reason `replaced`.
  */
 export class DuplexSession implements AsyncIterable<Output> {
   /** `url` is `ws://HOST:PORT` or `wss://HOST`. */

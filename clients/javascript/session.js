@@ -11,11 +11,16 @@ import {
   retryWaitS,
 } from "./errors.js";
 import { INPUT_RATE, OutputReader, appendEvent, queuePlace, settingsEvent } from "./events.js";
+import { ATTEMPTS, REFUSALS, Resumption, SentInput, returnWaitS } from "./resuming.js";
 import { Resampler, encodedSound, samplesOf, toBase64 } from "./sound.js";
 
 const CLOSE_MS = 10_000; // until the server has confirmed a close
 const MAX_BUFFERED_BYTES = 1 << 20; // above it, sound is dropped: the newest, because it is not sent
 const MAX_WAITING = 1_000; // outputs that nobody iterates over; then the session ends
+const LOOK_MS = 500; // between two looks whether the server still answers
+const SILENT = 4000; // the close code of a connection on which nothing comes any more
+const BUSY_S = 0.5; // before the next attempt, if the session changes its place just now
+const LEAVE_S = 1; // before the next attempt to leave a server that shuts down
 const FATAL = new Set(["service_unavailable", "queue_full", "worker_busy", "worker_connect_failed"]);
 const FAILED = new Set(["server_shutdown", "error", "backend_error"]);
 const SCHEMES = { "ws:": "ws:", "wss:": "wss:", "http:": "ws:", "https:": "wss:" };
@@ -37,6 +42,10 @@ export class DuplexSession {
   #mustListen = false;
   #isPaused = false;
   #isClosing = false;
+  #resumption = null; // of a resumable session
+  #input = new SentInput();
+  #unheardMs = null; // since when no message has come although sound was sent
+  #timers = []; // of a resumable session
 
   constructor(url, options = {}) {
     this.#options = {
@@ -50,6 +59,9 @@ export class DuplexSession {
       retryBaseS: 1,
       connectTimeoutS: 10,
       queueTimeoutS: 600,
+      resumable: false,
+      silenceS: 6,
+      returnWaitS,
       WebSocket: globalThis.WebSocket,
       ...options,
     };
@@ -57,6 +69,7 @@ export class DuplexSession {
     const { dialect, seed } = this.#options;
     if (seed !== null && dialect === "A") throw new TypeError("seed: dialect A has none");
     this.#url = fullUrl(url, this.#options);
+    if (this.#options.resumable) this.#resumption = new Resumption();
   }
 
   // --- the beginning ---
@@ -103,6 +116,7 @@ export class DuplexSession {
         signal.addEventListener("abort", stop);
         socket.onclose = (closed) => reject(this.#errorOfClose(closed));
         socket.onerror = () => {}; // `onclose` follows
+        if (this.#resumption) this.#tellFirst(socket, () => this.#settings());
         socket.onmessage = ({ data }) => {
           try {
             if (this.#begin(socket, this.#parsed(data))) resolve();
@@ -139,15 +153,18 @@ export class DuplexSession {
         this.#options.onQueue?.(queuePlace(event));
         return false;
       case "session.queue_done":
-        this.#tell(socket, this.#settings());
+        if (!this.#resumption) this.#tell(socket, this.#settings());
         return false;
+      case "session.go_away":
+        throw new ConnectionLostError("the server shuts down", { code: "go_away" });
       case "session.created":
         this.created = event;
         this.#outputs.begin(event);
         // From here on: events that come before `connect` has returned are not lost.
-        socket.onmessage = ({ data }) => this.#guard(() => this.#take(this.#parsed(data)));
-        socket.onclose = (closed) => this.#closed(closed);
-        this.#socket = socket;
+        this.#use(socket);
+        if (this.#resumption?.isPossible) {
+          this.#timers.push(setInterval(() => this.#look(), LOOK_MS));
+        }
         return true;
       case "session.closed":
         throw new ServerError("the session ended before it began", { code: event.reason });
@@ -161,7 +178,134 @@ export class DuplexSession {
 
   #settings() {
     const { dialect, instructions, voice, seed, options } = this.#options;
-    return settingsEvent(dialect, instructions, voice ? toBase64(voice) : null, seed, options);
+    const encoded = voice ? toBase64(voice) : null;
+    const resuming = this.#resumption?.settings ?? {};
+    return settingsEvent(dialect, instructions, encoded, seed, options, resuming);
+  }
+
+  #use(socket) {
+    this.#socket = socket;
+    socket.onmessage = ({ data }) => this.#guard(() => this.#take(this.#parsed(data)));
+    socket.onclose = (closed) => this.#closed(closed);
+  }
+
+  // --- the way back to the session ---
+
+  async #comeBack() {
+    const lostMs = Date.now();
+    let tried = 0;
+    for (let waitS = this.#options.returnWaitS(tried); ; ) {
+      await new Promise((resolve) => {
+        this.#timers.push(setTimeout(resolve, waitS * 1000));
+      });
+      if (this.#isClosing || this.end || this.#failure) return;
+      try {
+        await this.#ask(lostMs, tried + 1);
+        return;
+      } catch (error) {
+        const isBusy = error.code === "resume_busy";
+        if (!isBusy) tried += 1;
+        waitS = isBusy ? BUSY_S : this.#options.returnWaitS(tried);
+        const isLate = Date.now() + waitS * 1000 > lostMs + this.#resumption.withinS * 1000;
+        if (REFUSALS.has(error.code) || tried >= ATTEMPTS || isLate) {
+          this.#finish(error);
+          return;
+        }
+      }
+    }
+  }
+
+  // Go to another server before this one ends; without success, try again later.
+  async #leave() {
+    if (this.#isClosing || this.end || this.#failure) return;
+    const former = this.#socket;
+    try {
+      await this.#ask(null, 1);
+      former.onmessage = former.onclose = null;
+      former.close();
+    } catch (error) {
+      if (REFUSALS.has(error.code) || former !== this.#socket) return;
+      this.#timers.push(setTimeout(() => this.#leave(), LEAVE_S * 1000));
+    }
+  }
+
+  // Ask for the session on a new socket. Rejects with a DuplexError.
+  async #ask(lostMs, attempts) {
+    const beganMs = Date.now();
+    const socket = this.#newSocket();
+    let timer;
+    this.#input.isAsked = true;
+    this.#refusal = null;
+    try {
+      await new Promise((resolve, reject) => {
+        const { connectTimeoutS } = this.#options;
+        const late = () => reject(new ConnectionLostError(`no answer within ${connectTimeoutS} s`));
+        timer = setTimeout(late, connectTimeoutS * 1000);
+        const reason = ({ code, reason: text }) =>
+          this.#refusal
+            ? new ConnectionLostError(this.#refusal.detail, { code: this.#refusal.code })
+            : errorOfClose(code, text);
+        socket.onclose = (closed) => reject(reason(closed));
+        socket.onerror = () => {};
+        socket.onmessage = ({ data }) => {
+          try {
+            const event = this.#parsed(data);
+            if (event.type !== "session.resumed") return; // the server may tell a place first
+            this.#use(socket);
+            this.#begun(event, lostMs, beganMs, attempts);
+            resolve();
+          } catch (error) {
+            reject(error);
+          }
+        };
+        this.#tellFirst(socket, () => this.#resumption.request(this.#input.firstSample));
+      });
+    } catch (error) {
+      socket.onmessage = socket.onclose = null;
+      socket.close(SILENT);
+      throw error;
+    } finally {
+      this.#input.isAsked = false;
+      clearTimeout(timer);
+    }
+  }
+
+  #begun(event, lostMs, beganMs, attempts) {
+    const nowMs = Date.now();
+    const lostSamples = this.#input.rewind(event.next_sample ?? 0);
+    this.#unheardMs = null;
+    this.#options.onReturn?.({
+      gapS: event.gap_s ?? 0,
+      awayS: lostMs === null ? 0 : (nowMs - lostMs) / 1000,
+      tookS: (nowMs - beganMs) / 1000,
+      attempts,
+      lostSamples,
+      wasAsked: lostMs === null,
+    });
+    this.#flush();
+  }
+
+  // Browsers do not show whether a connection still answers pings, but each unit has an answer.
+  #look() {
+    if (this.#unheardMs === null || Date.now() - this.#unheardMs < this.#options.silenceS * 1000) return;
+    this.#unheardMs = null;
+    const socket = this.#socket;
+    socket.onmessage = socket.onclose = null;
+    socket.close(SILENT, "silent");
+    this.#comeBack();
+  }
+
+  #flush() {
+    if (!this.#isOpen()) return;
+    let input;
+    while (this.#socket.bufferedAmount <= MAX_BUFFERED_BYTES && (input = this.#input.take())) {
+      this.#append(input.samples, input.frames, input.inputId, input.mustListen);
+      this.#unheardMs ??= Date.now();
+    }
+  }
+
+  #stopTimers() {
+    for (const timer of this.#timers.splice(0)) clearTimeout(timer); // also of intervals
   }
 
   // --- what the client does ---
@@ -171,27 +315,32 @@ export class DuplexSession {
       throw new TypeError("inputId: dialect A has none");
     }
     const given = samplesOf(sound);
-    if (this.#isPaused || this.#isClosing || !this.#isOpen()) return false;
+    const isKept = this.#resumption?.isPossible && !this.end && !this.#failure;
+    if (this.#isPaused || this.#isClosing || !(isKept || this.#isOpen())) return false;
     if (this.#resampler?.rate !== rate) this.#resampler = new Resampler(rate);
     const samples = this.#resampler.add(given);
-    if (this.#socket.bufferedAmount > MAX_BUFFERED_BYTES) {
+    if (!isKept && this.#socket.bufferedAmount > MAX_BUFFERED_BYTES) {
       this.droppedSends += 1;
       return false;
     }
     if (samples.length === 0 && pictures.length === 0) return false;
     let frames = pictures.map(toBase64);
     for (let at = 0; at === 0 || at < samples.length; at += INPUT_RATE) {
-      this.#append(samples.subarray(at, at + INPUT_RATE), frames, inputId);
+      const piece = samples.slice(at, at + INPUT_RATE); // the caller may use its memory again
+      const mustListen = this.#mustListen;
+      this.#mustListen = false;
+      if (isKept) this.#input.add(piece, { frames, inputId, mustListen });
+      else this.#append(piece, frames, inputId, mustListen);
       frames = [];
     }
+    if (isKept) this.#flush();
     return true;
   }
 
-  #append(piece, frames, inputId) {
+  #append(piece, frames, inputId, mustListen) {
     const { dialect, uplink } = this.#options;
     const audio = piece.length > 0 ? encodedSound(piece, uplink) : "";
-    this.#tell(this.#socket, appendEvent(dialect, audio, frames, this.#mustListen, inputId));
-    this.#mustListen = false;
+    this.#tell(this.#socket, appendEvent(dialect, audio, frames, mustListen, inputId));
   }
 
   interrupt() {
@@ -212,7 +361,10 @@ export class DuplexSession {
     if (this.#isClosing) return;
     this.#isClosing = true;
     this.#connecting?.abort(new DOMException("the session is closed", "AbortError"));
-    if (!this.#isOpen()) return;
+    if (!this.#isOpen()) {
+      if (this.#socket) this.#finish(null);
+      return;
+    }
     this.#tell(this.#socket, { type: "session.close", reason });
     let timer;
     await Promise.race([
@@ -250,6 +402,8 @@ export class DuplexSession {
 
   #take(event) {
     if (this.end || this.#failure) return;
+    this.#unheardMs = null;
+    if (this.#resumption && !this.#isNews(event)) return;
     if (event.type === "session.closed") {
       const hasFailed = FAILED.has(event.reason) && !this.#isClosing;
       const details = { code: event.reason };
@@ -265,6 +419,24 @@ export class DuplexSession {
     }
   }
 
+  // Handle the events about the socket of a resumable session; return whether to go on.
+  #isNews(event) {
+    if (event.type === "session.replaced") {
+      this.#finish(null, { reason: "replaced" });
+      return false;
+    }
+    if (event.type === "session.go_away") {
+      this.#timers.push(setTimeout(() => this.#leave(), (event.after_s ?? 0) * 1000));
+      return false;
+    }
+    const isNew = this.#resumption.isNew(event);
+    if (isNew) {
+      this.#input.begun(event);
+      this.#flush();
+    }
+    return isNew;
+  }
+
   #add(item) {
     if (this.#waiting.length >= MAX_WAITING) {
       throw new ServerError(`nobody reads: ${MAX_WAITING} outputs wait`);
@@ -274,8 +446,10 @@ export class DuplexSession {
   }
 
   #closed(closed) {
-    if (this.#isClosing) this.#finish(null);
-    else this.#finish(this.#errorOfClose(closed));
+    if (this.#isClosing) return this.#finish(null);
+    const error = this.#errorOfClose(closed);
+    if (!this.#resumption?.isPossible || error instanceof RefusedError) return this.#finish(error);
+    if (!this.end && !this.#failure) this.#comeBack();
   }
 
   #guard(action) {
@@ -293,6 +467,7 @@ export class DuplexSession {
       if (failure) this.#failure = failure;
       else this.end = { reason };
     }
+    this.#stopTimers();
     this.#socket.close(); // the server lingers until the client closes
     this.#wake();
   }
@@ -307,6 +482,7 @@ export class DuplexSession {
     if (typeof event?.type !== "string") {
       throw new ServerError("the server sent a message that is no event");
     }
+    if (this.#resumption) event = this.#resumption.read(event); // no log gets the tokens
     if (event.type === "error") this.#refusal = errorOf(event);
     this.#options.onEvent?.(event);
     return event;
@@ -320,6 +496,12 @@ export class DuplexSession {
 
   #tell(socket, event) {
     if (socket.readyState === 1) socket.send(JSON.stringify(event)); // else `onclose` says why
+  }
+
+  // Tell the first event as soon as the connection is open.
+  #tellFirst(socket, event) {
+    if (socket.readyState === 1) this.#tell(socket, event());
+    else socket.onopen = () => this.#tell(socket, event());
   }
 
   #isOpen() {
