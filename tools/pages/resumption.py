@@ -59,8 +59,8 @@ the error begins with the code), and the socket closes with 1008, or with 1013 a
 | `resume_refused` | the token is wrong, or belongs to a session of another client or URL; or the \
 session was resumed more than 10 times in a minute |
 | `resume_expired` | the session has ended |
-| `resume_lost` | the edge does not know the session |
-| `resume_stale` | the edge has fewer events than the client |
+| `resume_lost` | the session is lost, with its edge and its worker, or there was none |
+| `resume_stale` | the client names an event that the session does not have |
 | `resume_busy` | the session changes its place just now: return within a second |
 
 A client that waits in the queue gets, once its settings are read, `queue_token` in the events of

@@ -84,9 +84,15 @@ class Resumes:
         runner.end(Close(CloseReason.GONE))
         return True
 
+    def is_unknown(self, returned: Return) -> bool:
+        """Return whether the session that a client names was never at this edge, or left it."""
+        ids = {runner.session.identity.session_id for runner in self._resumable()}
+        return returned.session_id not in ids and returned.session_id not in self._ended
+
     def ended(self, session: DuplexSession) -> None:
         """Remember the token of a session that has ended, to tell its client so."""
-        if not session.detachment:
+        is_elsewhere = session.closed and session.closed.reason is CloseReason.REPLACED
+        if not session.detachment or is_elsewhere:
             return
         self._ended[session.identity.session_id] = session.detachment.digest
         if len(self._ended) > _MAX_ENDED:
@@ -102,7 +108,12 @@ class Resumes:
             with logged_ids(returned.session_id, None):
                 await _serve(found)
             return
-        code, message = found
+        await self.refuse(client, asking, *found)
+
+    async def refuse(
+        self, client: Client, asking: DuplexSession, code: ErrorCode, message: str
+    ) -> None:
+        """Tell a client why it does not get the session that it has named."""
         self._metrics.resume_refused(_OUTCOMES[code])
         _log.info("session %s is not resumed: %s", asking.identity.session_id, code)
         client.send([asking.dialect.error(code, message, self._clock.now())])

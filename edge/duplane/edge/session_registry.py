@@ -29,7 +29,7 @@ from duplane.edge.routing import AnySession, Target, parse_target, parse_trace
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity, RebuildPermits
-from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.duplex_runner import Adoption, DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
@@ -289,15 +289,17 @@ class SessionRegistry:
         session: AnySession,
         mode: Mode,
         request: ClientRequest,
+        adoption: Adoption | None = None,
     ) -> None:
         """Run a session until it has ended and its slot, its recording and its span are closed.
 
-        A session that replaces it runs after it, with the same client, recording and span.
+        A session that replaces it runs after it, with the same client, recording and span. A
+        session with an `adoption` goes on here; it is recorded only where it began.
         """
         session_id = session.identity.session_id
         spans = SessionSpans(self._telemetry, session_id, self._clock, request.trace)
         with logged_ids(session.identity.session_id, spans.context):
-            await self._run(client, session, mode, request, spans)
+            await self._run(client, session, mode, request, spans, adoption)
 
     async def _run(
         self,
@@ -306,6 +308,7 @@ class SessionRegistry:
         mode: Mode,
         request: ClientRequest,
         spans: SessionSpans,
+        adoption: Adoption | None,
     ) -> None:
         identity = session.identity
         lease_request = lease_pb2.AcquireLeaseRequest(
@@ -323,7 +326,7 @@ class SessionRegistry:
             wants_queue_token=isinstance(session, DuplexSession)
             and self._settings.limits.resume_s > 0,
         )
-        recording = self._record(request, identity)
+        recording = None if adoption else self._record(request, identity)
         began = self._clock.now()
         worker = ""
         self._is_idle.clear()
@@ -331,6 +334,8 @@ class SessionRegistry:
             while True:
                 runner = self._new_runner(session, client, spans)
                 runner.recording = recording
+                if isinstance(runner, DuplexRunner):
+                    runner.adoption = adoption
                 self._runners[runner] = request.caller
                 try:
                     await runner.run(lease_request)

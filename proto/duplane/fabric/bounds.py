@@ -60,6 +60,9 @@ MAX_STATE_BYTES = 64 * 1024
 # Maximum number of bytes of `Unit.edge_note`.
 MAX_NOTE_BYTES = 4096
 
+# Longest time for which a worker keeps the copy of a session without a call (`Keep.within`).
+MAX_KEEP_S = 3600.0
+
 # Maximum number of unfinished speech requests of a conversation, and maximum number of bytes of the
 # text of one. More requests and longer texts are refused.
 MAX_SPEECH_REQUESTS = 8

@@ -19,6 +19,7 @@ import grpc.aio
 from cachetools import TTLCache
 
 from duplane.fabric.addresses import parse_address, resolve
+from duplane.fabric.attaching import SessionTaker, TakenSession, leases_of, workers_of
 from duplane.fabric.avoided_workers import AvoidedWorkers
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.converse import ConverseStream
@@ -263,6 +264,24 @@ class FabricClient:
             answers = await self._scheduler_checks.answers(scheduler, TIME_LIMIT_S)
         limit.reschedule(asyncio.get_running_loop().time())
 
+    async def _give_back(self, lease_id: str, streams: Sequence[ConverseStream]) -> None:
+        """Give a lease back, unless another client has its session."""
+        if not any(stream.is_superseded for stream in streams):
+            await self.release(lease_id)
+
+    @contextlib.asynccontextmanager
+    async def take_session(
+        self, attach: session_pb2.Attach, pool: str
+    ) -> AsyncGenerator[TakenSession]:
+        """Take a session that another client had; hold it during the body of the `with`.
+
+        Raises FabricError: UNKNOWN_SESSION if no worker of the pool has it.
+        """
+        leased = await leases_of(self, attach.session_id)
+        workers = await workers_of(self, pool)
+        async with SessionTaker(self._to_workers).taken(attach, leased, workers) as taken:
+            yield taken
+
     async def release(self, lease_id: str) -> None:
         """Give a lease back. If the scheduler does not answer, the slot is freed later."""
         lost_id = self._unreachable.pop(lease_id, "")
@@ -324,7 +343,8 @@ class FabricClient:
             current.ticket_id, current.ticket_proof = granted.ticket_id, granted.ticket_proof
             current.was_granted = bool(granted.ticket_id)
             async with contextlib.AsyncExitStack() as stack:
-                stack.push_async_callback(self.release, granted.lease_id)
+                streams = list[ConverseStream]()
+                stack.push_async_callback(self._give_back, granted.lease_id, streams)
                 if on_granted:
                     on_granted(granted)
                 try:
@@ -332,6 +352,7 @@ class FabricClient:
                 except FabricError as error:
                     _log.warning("worker %s: claim failed: %s", worker_name(granted), error)
                 else:
+                    streams.append(stream)
                     yield stream
                     return
             await asyncio.sleep(FIRST_CLAIM_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))

@@ -31,6 +31,7 @@ class ConverseStream:
     ) -> None:
         self._call = call
         self.granted = granted
+        self.is_superseded = False  # another client has the session
         self.claimed = session_pb2.Claimed()  # the worker's answer to the claim; empty until then
 
     async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
@@ -63,28 +64,36 @@ class ConverseStream:
         """Send one unit; waits while the connection to the worker is full."""
         await self.write(session_pb2.ConverseRequest(unit=unit))
 
-    async def close(self, reason: str = "") -> None:
-        """Ask the worker to end the session; the last response is then `closed`."""
-        await self.write(session_pb2.ConverseRequest(close=session_pb2.Close(reason=reason)))
+    async def close(self, reason: str = "", *, keep_copy: bool = False) -> None:
+        """Ask the worker to end the session; the last response is then `closed`.
+
+        With `keep_copy` the worker keeps its copy of the session.
+        """
+        close = session_pb2.Close(reason=reason, keep_copy=keep_copy)
+        await self.write(session_pb2.ConverseRequest(close=close))
 
     async def write(self, request: session_pb2.ConverseRequest) -> None:
         """Send any message. Raises FabricError when the call has ended."""
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise self._noted(from_rpc(error)) from None
         except asyncio.InvalidStateError:  # raised by grpc.aio when the call has ended
-            raise await self._failure() from None
+            raise self._noted(await self._failure()) from None
 
     async def read(self) -> session_pb2.ConverseResponse:
         """Receive one message. Raises FabricError when the call has ended."""
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise self._noted(from_rpc(error)) from None
         if isinstance(response, session_pb2.ConverseResponse):
             return response
-        raise await self._failure()
+        raise self._noted(await self._failure())
+
+    def _noted(self, failure: FabricError) -> FabricError:
+        self.is_superseded |= failure.reason is Reason.SUPERSEDED
+        return failure
 
     async def responses(self) -> AsyncIterator[session_pb2.ConverseResponse]:
         """Yield the responses, up to and including `closed`."""

@@ -15,7 +15,7 @@ from support.worker.rebuild_messages import context, past, rebuild, rebuilt
 from support.worker.worker_harness import Client, Rig, running_worker, unit
 
 from duplane.fabric.channel import open_channel
-from duplane.fabric.durations import to_duration
+from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
 from duplane.worker.session.servicer import SessionServicer
@@ -128,17 +128,19 @@ async def test_another_edge_continues_a_session_in_the_same_slot() -> None:
             assert (await second.closed()).unit_count == 3
 
 
-async def test_the_note_fits_the_last_unit_that_the_client_has() -> None:
+async def test_the_latest_note_is_kept() -> None:
     async with running_worker() as rig, kept(rig, keep(edge_note=b"first")) as client:
-        for sequence in range(4):
-            await say(client, sequence, edge_note=b"with %d" % sequence if sequence else b"")
-        for fields, note in [({}, b"first"), ({"after_sequence": 1}, b"with 2")]:
-            async with attached(rig, **fields) as edge:
-                assert (await read_copy(edge))[0].edge_note == note
-        async with attached(rig, after_sequence=3) as edge:
-            assert (await read_copy(edge))[0].edge_note == b"with 3"
-            await edge.close()
-            await edge.closed()
+        await say(client, 0)
+        async with attached(rig) as edge:
+            assert (await read_copy(edge))[0].edge_note == b"first"
+            await say(edge, 1, edge_note=b"second")
+            await say(edge, 2)
+            async with attached(rig) as last:
+                copy, *_ = await read_copy(last)
+                assert copy.edge_note == b"second"
+                assert not copy.HasField("detached_duration")
+                await last.close()
+                await last.closed()
 
 
 async def test_the_edge_that_attaches_last_has_the_session() -> None:
@@ -220,6 +222,7 @@ async def test_slot_is_free_after_the_hold_and_the_copy_goes_to_the_next_edge() 
         responses = await taken_over(rig, after_sequence=0)
         assert responses[0].attached.last_sequence == 1
         assert responses[0].attached.attach_number == 0
+        assert to_seconds(responses[0].attached.detached_duration) > 0
         assert [one.delta for one in responses if one.HasField("delta")] == deltas
         units = [past for one in responses for past in one.kept.units]
         assert [past.sequence for past in units] == [0, 1]

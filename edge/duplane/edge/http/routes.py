@@ -21,6 +21,7 @@ from duplane.edge.http.session_end_routes import SessionEndRoutes
 from duplane.edge.http.session_routes import SessionRoutes
 from duplane.edge.http.voice_routes import VoiceRoutes
 from duplane.edge.http.watch_routes import WatchRoutes
+from duplane.edge.remote_returns import RemoteReturns
 from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.watching.feed import WatchFeed
@@ -40,6 +41,7 @@ def edge_routes(
     assets = load_assets(settings.default_voice, settings.presets)
     voices = VoiceStore(settings.ref_audio, settings.limits) if settings.ref_audio else None
     body_s = settings.limits.handshake_s
+    returns = RemoteReturns(sessions, fabric, settings.limits, settings.pool, clock)
     return [
         *FabricRoutes(
             fabric,
@@ -54,7 +56,7 @@ def edge_routes(
             assets, settings.playback_delay_ms, settings.limits.session_s, settings.recording
         ).routes(),
         *VoiceRoutes(voices, settings.limits).routes(),
-        *SessionRoutes(sessions, settings.limits, clock).routes(),
+        *SessionRoutes(sessions, returns, settings.limits, clock).routes(),
         *SessionEndRoutes(fabric, sessions).routes(),
         *ClientSecretRoutes(
             credentials.ephemeral,

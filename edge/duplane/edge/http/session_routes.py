@@ -15,6 +15,7 @@ from duplane.edge.close import CLOSE_CODES, Close, CloseReason
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.identity import Identity
 from duplane.edge.modes import DEFAULT_MODE, MODES
+from duplane.edge.remote_returns import RemoteReturns
 from duplane.edge.resumes import first_message
 from duplane.edge.routing import (
     ENDPOINTS,
@@ -40,8 +41,11 @@ _RETRY_AFTER_S = "10"
 class SessionRoutes:
     """Accepts WebSockets and starts the session that the URL requests."""
 
-    def __init__(self, sessions: SessionRegistry, limits: Limits, clock: Clock) -> None:
+    def __init__(
+        self, sessions: SessionRegistry, returns: RemoteReturns, limits: Limits, clock: Clock
+    ) -> None:
         self._sessions = sessions
+        self._returns = returns
         self._limits = limits
         self._clock = clock
 
@@ -121,7 +125,7 @@ class SessionRoutes:
         if refusal and isinstance(session, DuplexSession) and session.may_be_return():
             session.receive(await first_message(socket), self._clock.now())
         if isinstance(session, DuplexSession) and session.returned:
-            await self._sessions.resumes.run(socket, session, request.caller)
+            await self._returns.run(socket, session, request)
         elif refusal:
             await self._refuse(socket, identity, target.route, refusal)
 

@@ -8,6 +8,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from duplane.edge.clock import Clock, Moment
 from duplane.edge.close import CLOSE_CODES, Close, CloseReason
@@ -70,6 +71,13 @@ _LOSSES = {
 _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
 
 
+class Adoption(NamedTuple):
+    """A session that another edge had: the events for its client, and its call, if it has one."""
+
+    events: list[bytes]
+    stream: ConverseStream | None
+
+
 @dataclass(slots=True, eq=False)
 class _SlotCall:
     """The call for one slot: its task, and the stream to the worker once the slot is claimed."""
@@ -105,6 +113,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._units = SessionMetrics(metrics, session.identity.session_id)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
         self._is_leaving = False  # the edge shuts down
+        self.adoption: Adoption | None = None  # set before `run` if another edge had the session
         # None ends `_exchange`.
         self._attempts: asyncio.Queue[Acquire | TakePlace | None] = asyncio.Queue()
         self._tell_place = never_growing(self._on_queued)
@@ -161,6 +170,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
+    def _connected(self, now: Moment) -> list[bytes]:
+        return self.adoption.events if self.adoption else super()._connected(now)
+
     def resume(self, client: Client, returned: Return) -> Attachment:
         """Give the session another socket, unless the session refuses.
 
@@ -197,7 +209,11 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         slot = self.session.moves.present
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._add_slot_call(slot, tasks.create_task(self._hold_slot(slot, request)))
+                if self.adoption is None:
+                    self._add_slot_call(slot, tasks.create_task(self._hold_slot(slot, request)))
+                elif stream := self.adoption.stream:
+                    self._add_slot_call(slot, tasks.create_task(self._converse(slot, stream)))
+                    self._slot_calls[slot].stream = stream
                 while attempt := await self._attempts.get():
                     if isinstance(attempt, TakePlace):
                         if await self._left_queue(slot):
@@ -295,7 +311,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if self.session.closed is None:
                     self._spans.end_step()
                 if call := self._slot_calls.get(slot):
-                    call.cancel()
+                    self._leave(slot, call)
             case RequestPermit(permits, slot):
                 self._spans.end_step()
                 permits.request(slot, lambda: self._permitted(slot))
@@ -307,6 +323,16 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 super()._execute(effect)  # a duplex session has no turns
             case _:
                 self._record(effect)
+
+    def _leave(self, slot: Slot, call: _SlotCall) -> None:
+        """Give a slot back. A worker that keeps a copy is told so by the task that sends to it.
+
+        If the connection of such a call only broke, the worker would hold the slot.
+        """
+        if slot.is_kept and call.stream:
+            asyncio.get_running_loop().call_later(self._limits.end_s, call.cancel)
+        else:
+            call.cancel()
 
     def _record_resume(self, record: RecordResumed | RecordAnswered) -> None:
         """Report that the client is back, or that it has its first answer."""
@@ -420,12 +446,14 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     self._spans.sent(request.unit.sequence)
                 if wait_s:
                     await self._wait_until(now.monotonic_s + wait_s)
-            await self._end_input(stream)
+            await self._end_input(slot, stream)
         except FabricError:
             return  # the receiving task gets and handles the error
 
-    async def _end_input(self, stream: ConverseStream) -> None:
+    async def _end_input(self, slot: Slot, stream: ConverseStream) -> None:
         """End the input of a call. If the session continues elsewhere, cancel the call later."""
+        if slot.is_kept:
+            await stream.close(keep_copy=self.session.moves.phase is MovePhase.PARKED)
         await stream.end_input()
         if self.session.closed is None:
             await asyncio.sleep(self._limits.end_s)

@@ -20,6 +20,7 @@ from duplane.edge.dialects.actions import (
     Configure,
     Leave,
     Reply,
+    Return,
     Speak,
     SpeechEnding,
 )
@@ -29,6 +30,7 @@ from duplane.edge.dialects.first_event import detect, implied_init, needs_init
 from duplane.edge.dialects.resumption import with_queue_token
 from duplane.edge.payload.fields import Fields
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
+from duplane.edge.session.edge_note import EdgeNote
 from duplane.edge.session.effects import RecordDropped, TakePlace
 from duplane.edge.session.move_table import (
     EARLY,
@@ -49,6 +51,7 @@ from duplane.edge.session.slot import Slot
 from duplane.edge.session.speech_requests import NO_NEWS, SpeechEnd
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
+from duplane.fabric.attaching import TakenSession
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -284,7 +287,12 @@ class DuplexSession(ReturnableSession):
         """
         moves = self.moves
         before = moves.phase
-        outgoing = moves.take(slot or moves.present, now)
+        slot = slot or moves.present
+        if self.is_resumable and (keep := self._keep(slot, now)):
+            return Outgoing(keep)
+        outgoing = moves.take(slot, now)
+        if slot.is_kept and outgoing and outgoing.request.HasField("unit"):
+            outgoing.request.unit.edge_note = self.note(now)
         if (
             moves.phase is not before
             and moves.phase in LAST_SENT_PHASES
@@ -346,6 +354,28 @@ class DuplexSession(ReturnableSession):
         """Render the outcome of a unit that another edge has sent; `resume` returns the events."""
         tag = self._use_noted_state(outcome.sequence)
         self._render(SentUnit(tag, outcome.sequence), outcome, now)
+
+    def adopt(
+        self, taken: TakenSession, note: EdgeNote, returned: Return, now: Moment
+    ) -> list[bytes]:
+        """Go on with a session that another edge had. Return the events for its client.
+
+        Raises FabricError if the client has more events than the worker, or if the session cannot
+        go on.
+        """
+        granted = taken.attached.granted
+        self._model_name = name_of(granted)
+        self._use_model(ModelFormat.of(granted.model))
+        self.dialect.use_model(self.moves.queue.model, self._model_name)
+        begin = self.restore(note, returned, now)
+        self.moves.adopt(taken.attached, now)
+        self.moves.present.is_kept = True
+        self.moves.journal.extend(taken.past_units)
+        self.moves.queue.restore(taken.attached.received_sequence + 1)
+        for delta in taken.deltas:
+            if delta.sequence >= begin:
+                self.render_again(delta, now)
+        return self._resume_adopted(taken, returned, now)
 
     def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:
         events: list[bytes] = []
@@ -421,6 +451,8 @@ class DuplexSession(ReturnableSession):
         moves = self.moves
         if self.closed or (slot and not moves.uses(slot)):
             return []
+        if error.reason is Reason.SUPERSEDED and self.detachment:  # another edge has the session
+            return self.replaced(now) + self.end(Close(CloseReason.REPLACED), now)
         if (slot and slot is not moves.present) or moves.phase in LOST_PHASES:
             return self._next_failed(error, now)
         return super().failed(error, now)

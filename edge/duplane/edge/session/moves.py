@@ -169,13 +169,20 @@ class Moves:
         """Record that the first worker has opened the conversation, and begin the journal."""
         self._fire(MoveEvent.OPENED)
         self.present.owed_s = None
-        self.present.accepts_speech_requests = opened.accepts_speech_requests
+        self.present.opened(opened)
         if self.journal.opening:
             self.journal.open(self.journal.opening, opened)
         if not self.journal.is_whole:
             self._fix(now)
         elif self.present.is_draining:
             self.drains()
+
+    def adopt(self, attached: session_pb2.Attached, now: Moment) -> None:
+        """Begin with a conversation that another edge had."""
+        self._fire(MoveEvent.OPEN_SENT)
+        self.present.granted, self.journal.opening = attached.granted, attached.open
+        self.opened(attached.opened, now)
+        self._effects.append(Use(self.present))
 
     # --- the present worker ---
 
@@ -439,8 +446,7 @@ class Moves:
         is_same = opened.model_digest == first.model_digest
         if not (is_same and opened.prompt_token_count == first.prompt_token_count):
             return False
-        self.attempt.slot.accepts_audio_exponent = opened.accepts_audio_exponent
-        self.attempt.slot.accepts_speech_requests = opened.accepts_speech_requests
+        self.attempt.slot.opened(opened)
         self.journal.pin(is_pinned=True)  # its units are numbered in the messages that follow
         if self.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
             self._fire(MoveEvent.NEXT_OPENED)

@@ -26,10 +26,16 @@ from duplane.edge.session.move_table import MoveCause, MovePhase
 from duplane.edge.session.moves import Moves
 from duplane.edge.session.pending_replies import PendingReplies
 from duplane.edge.session.session import Decoded, Session
+from duplane.edge.session.slot import Slot
 from duplane.edge.session.time_limits import TimeLimit
 from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.edge.settings import Limits
+from duplane.fabric.attaching import TakenSession
 from duplane.fabric.audio import SAMPLE_BYTES
+from duplane.fabric.bounds import MAX_KEEP_S
+from duplane.fabric.durations import to_duration, to_seconds
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 GONE = Close(CloseReason.GONE)
 _RETURNED = Close(CloseReason.RETURNED)
@@ -66,6 +72,7 @@ class ReturnableSession(Session[DuplexDialect]):
         self._received_sample_count = 0
         self._lost_sample_count = 0  # samples that the client no longer has
         self._last_audio_s = -math.inf  # monotonic
+        self._is_adopted = False  # another edge has had the session until now
         self._returned_s: float | None = None  # since when a client that is back waits
 
     # --- the client ---
@@ -230,7 +237,8 @@ class ReturnableSession(Session[DuplexDialect]):
         if returned.from_sample is not None and returned.from_sample > next_sample:
             self._lost_sample_count += returned.from_sample - next_sample
             next_sample = returned.from_sample
-        outcome = "rebuilt" if was_parked else "same_edge"
+        outcome = "rebuilt" if was_parked else "attached" if self._is_adopted else "same_edge"
+        self._is_adopted = False
         self.effects.append(RecordResumed(outcome, missed.gap_s, missed.unit_count))
         if was_parked:
             self.moves.unpark(now)
@@ -244,6 +252,39 @@ class ReturnableSession(Session[DuplexDialect]):
             "within_s": self._limits.resume_s,
         }
         return [self.dialect.notice("resumed", fields, now), *missed.events]
+
+    def _resume_adopted(self, taken: TakenSession, returned: Return, now: Moment) -> list[bytes]:
+        """Give the client a session that another edge had. Raises FabricError."""
+        if refusal := self.refuses(returned, now):
+            raise FabricError(Reason.COPY_STALE, refusal[1])
+        detachment = self.detachment
+        if detachment is None or not self.moves.can_park:
+            raise FabricError(Reason.UNKNOWN_SESSION, "the session cannot go on at this edge")
+        away_s = to_seconds(taken.attached.detached_duration)
+        detachment.lose(now._replace(monotonic_s=now.monotonic_s - away_s))
+        if taken.stream is None:
+            detachment.park()
+            self.moves.park(now)
+        self._is_adopted = True
+        return self.resume(returned, now)
+
+    def _keep(self, slot: Slot, now: Moment) -> session_pb2.ConverseRequest | None:
+        """Return the request to keep a copy, once for each worker that accepts it."""
+        if not slot.accepts_keep or slot.is_kept or self.detachment is None:
+            return None
+        slot.is_kept = True
+        granted = lease_pb2.Granted()
+        granted.CopyFrom(slot.granted)
+        granted.ClearField("lease")
+        within_s = min(self._limits.resume_s, MAX_KEEP_S)
+        keep = session_pb2.Keep(
+            token_sha256=self.detachment.digest,
+            within=to_duration(within_s),
+            hold=to_duration(min(self._limits.hold_s, within_s)),
+            granted=granted,
+            edge_note=self.note(now),
+        )
+        return session_pb2.ConverseRequest(keep=keep)
 
     def replaced(self, now: Moment) -> list[bytes]:
         """Render what the former socket is told when another one has the session."""

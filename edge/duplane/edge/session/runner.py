@@ -81,7 +81,7 @@ class SessionRunner(ABC, Generic[S]):
                 serving = tasks.create_task(self._serve())
                 exchanging = tasks.create_task(self._exchange(request))
                 now = self._clock.now()
-                self._apply(self.session.connected(now), now)  # also sets the timer
+                self._apply(self._connected(now), now)  # also sets the timer
                 await self._over
                 stopping = tasks.create_task(self._stop_exchange(exchanging))
                 if self._leaves_client:
@@ -101,6 +101,10 @@ class SessionRunner(ABC, Generic[S]):
     def _leaves_client(self) -> bool:
         """Whether the client stays connected when the session is over."""
         return self.session.closed is None
+
+    def _connected(self, now: Moment) -> list[bytes]:
+        """Return the first events for the client."""
+        return self.session.connected(now)
 
     async def _serve(self) -> None:
         """Pass the client's messages to the session until it is over."""

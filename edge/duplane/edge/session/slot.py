@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
 @dataclass(slots=True, eq=False)
@@ -16,3 +16,11 @@ class Slot:
     is_draining: bool = False  # the worker has announced that it ends its sessions
     accepts_audio_exponent: bool = False  # as the worker has said in `opened`
     accepts_speech_requests: bool = False  # the same
+    accepts_keep: bool = False  # the same
+    is_kept: bool = False  # the worker was asked to keep a copy of the session
+
+    def opened(self, opened: session_pb2.Opened) -> None:
+        """Note what the worker accepts."""
+        self.accepts_audio_exponent = opened.accepts_audio_exponent
+        self.accepts_speech_requests = opened.accepts_speech_requests
+        self.accepts_keep = opened.accepts_keep

@@ -257,7 +257,7 @@ class Attach(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., token_secret: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("open", "opened", "edge_note", "granted", "last_sequence", "received_sequence", "first_sequence", "attach_number", "is_paused")
+    __slots__ = ("open", "opened", "edge_note", "granted", "last_sequence", "received_sequence", "first_sequence", "attach_number", "is_paused", "detached_duration")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +267,7 @@ class Attached(_message.Message):
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_NUMBER_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_DURATION_FIELD_NUMBER: _ClassVar[int]
     open: Open
     opened: Opened
     edge_note: bytes
@@ -276,7 +277,8 @@ class Attached(_message.Message):
     first_sequence: int
     attach_number: int
     is_paused: bool
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., edge_note: _Optional[bytes] = ..., granted: _Optional[_Union[_lease_pb2.Granted, _Mapping]] = ..., last_sequence: _Optional[int] = ..., received_sequence: _Optional[int] = ..., first_sequence: _Optional[int] = ..., attach_number: _Optional[int] = ..., is_paused: _Optional[bool] = ...) -> None: ...
+    detached_duration: _duration_pb2.Duration
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., edge_note: _Optional[bytes] = ..., granted: _Optional[_Union[_lease_pb2.Granted, _Mapping]] = ..., last_sequence: _Optional[int] = ..., received_sequence: _Optional[int] = ..., first_sequence: _Optional[int] = ..., attach_number: _Optional[int] = ..., is_paused: _Optional[bool] = ..., detached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Kept(_message.Message):
     __slots__ = ("units", "is_last")

@@ -1,6 +1,6 @@
 """The copies of sessions that a worker keeps, so that another edge can continue them. Pure.
 
-A copy has the settings of a session, its past units, and the deltas and notes of the last seconds.
+A copy has the settings of a session, its past units, and the deltas of the last seconds.
 It exists only in memory.
 """
 
@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from duplane.fabric.bounds import MAX_NOTE_BYTES
-from duplane.fabric.durations import to_seconds
+from duplane.fabric.bounds import MAX_KEEP_S, MAX_NOTE_BYTES
+from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.journal import Journal, JournalSpace, LossReason
 from duplane.fabric.v1 import session_pb2
@@ -21,9 +21,8 @@ from duplane.worker.session.fields import invalid
 
 Response = TypeVar("Response", session_pb2.ConverseResponse, session_pb2.TakeOverResponse)
 
-MAX_WITHIN_S = 3600.0
 _DIGEST_BYTES = 32
-REPLAY_S = 30  # of which the deltas and notes are kept, at most _REPLAY_BYTES of deltas
+REPLAY_S = 30  # of which the deltas are kept, at most _REPLAY_BYTES of deltas
 _REPLAY_BYTES = 4 * 1024 * 1024
 
 
@@ -57,8 +56,7 @@ class SessionCopy:
         self._deltas = deque[session_pb2.Delta]()
         self._delta_bytes = 0
         self._replay_count = replay_count
-        # Each note with the number of its unit; -1 is the note of `keep`.
-        self._notes = deque([(-1, keep.edge_note)], maxlen=replay_count)
+        self._note = keep.edge_note
 
     @property
     def is_settled(self) -> bool:
@@ -86,7 +84,7 @@ class SessionCopy:
         self.received_sequence = unit.sequence
         self._pending[unit.sequence] = request
         if unit.edge_note:
-            self._notes.append((unit.sequence, unit.edge_note))
+            self._note = unit.edge_note
 
     def size_of_unit(self, sequence: int) -> int:
         """Return the bytes of a unit that has no outcome."""
@@ -114,25 +112,23 @@ class SessionCopy:
         if rebuild.units:
             self.last_sequence = self.received_sequence = rebuild.units[-1].sequence
 
-    def attached(self, after_sequence: int) -> session_pb2.Attached:
-        """Return the session as it is now, for a client that has all events up to a unit."""
+    def attached(self, detached_s: float) -> session_pb2.Attached:
+        """Return the session as it is now, which has had no call for some seconds."""
         message = session_pb2.Attached(
             open=self.journal.opening,
             opened=self.journal.opened,
-            edge_note=self._note(after_sequence + 1),
+            edge_note=self._note,
             granted=self.granted,
             last_sequence=self.last_sequence,
             received_sequence=self.received_sequence,
             attach_number=self.attach_number,
             is_paused=self.is_paused,
         )
+        if detached_s:
+            message.detached_duration.CopyFrom(to_duration(detached_s))
         if self._deltas:
             message.first_sequence = self._deltas[0].sequence
         return message
-
-    def _note(self, sequence: int) -> bytes:
-        known = [note for number, note in self._notes if number <= sequence]
-        return known[-1] if known else self._notes[0][1]
 
     def kept(self) -> Iterator[session_pb2.Kept]:
         """Yield all past units in messages; the last one may be empty.
@@ -160,7 +156,7 @@ class SessionCopy:
         self.journal.drop()
         self._count(-self._delta_bytes)
         self._deltas.clear()
-        self._notes.clear()
+        self._note = b""
         self._pending.clear()
 
 
@@ -288,10 +284,8 @@ def _check(keep: session_pb2.Keep) -> None:
     if (size := len(keep.token_sha256)) != _DIGEST_BYTES:
         raise invalid("keep.token_sha256", f"is {size} bytes, must be {_DIGEST_BYTES}")
     within_s, hold_s = to_seconds(keep.within), to_seconds(keep.hold)
-    if not 0 < within_s <= MAX_WITHIN_S:
-        raise invalid(
-            "keep.within", f"is {within_s:g} s, must be above 0, at most {MAX_WITHIN_S:g}"
-        )
+    if not 0 < within_s <= MAX_KEEP_S:
+        raise invalid("keep.within", f"is {within_s:g} s, must be above 0, at most {MAX_KEEP_S:g}")
     if not 0 <= hold_s <= within_s:
         raise invalid("keep.hold", f"is {hold_s:g} s, must be 0 to `within`")
     if (size := len(keep.edge_note)) > MAX_NOTE_BYTES:
@@ -311,9 +305,11 @@ def superseded() -> FabricError:
     return FabricError(Reason.SUPERSEDED, "another edge has the session")
 
 
-def copy_responses(copy: SessionCopy, after: int, make: type[Response]) -> Iterator[Response]:
-    """Yield the messages with a copy."""
-    yield make(attached=copy.attached(after))
+def copy_responses(
+    copy: SessionCopy, detached_s: float, make: type[Response]
+) -> Iterator[Response]:
+    """Yield the messages with a copy of a session that has had no call for some seconds."""
+    yield make(attached=copy.attached(detached_s))
     for delta in copy.deltas:
         yield make(delta=delta)
     for kept in copy.kept():

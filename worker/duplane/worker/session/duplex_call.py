@@ -175,12 +175,13 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         former = self._connection
         self._connection = Connection[session_pb2.ConverseResponse](stream, former.capacity)
         former.leave(superseded())
+        self._leaving_reasons.clear()  # this client does not know them
         self._state.attached(time.monotonic())
         self._is_copying = True
         return self._connection
 
     async def send_copy(
-        self, connection: Connection[session_pb2.ConverseResponse], after: int
+        self, connection: Connection[session_pb2.ConverseResponse], detached_s: float
     ) -> None:
         """Send the session to a client that has attached, when all units have their outcomes."""
         copy = self.copy
@@ -196,7 +197,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         if connection is self._connection:
             self._is_copying = False
         with self._ending_on_errors(connection):
-            for response in copy_responses(copy, after, session_pb2.ConverseResponse):
+            for response in copy_responses(copy, detached_s, session_pb2.ConverseResponse):
                 if self._end.done() or connection.left.done():
                     return
                 if copy.is_deleted:  # it was given up meanwhile

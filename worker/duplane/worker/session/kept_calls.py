@@ -21,7 +21,6 @@ from duplane.worker.session.call import CallEnd, Connection
 from duplane.worker.session.copies import (
     Copies,
     SessionCopy,
-    after_sequence,
     copy_responses,
     superseded,
 )
@@ -118,10 +117,10 @@ class KeptCalls:
 
     def attach(
         self, context: _Context, attach: session_pb2.Attach
-    ) -> tuple[RunningCall, Connection[session_pb2.ConverseResponse]]:
+    ) -> tuple[RunningCall, Connection[session_pb2.ConverseResponse], float]:
         """Take a session for a new stream, and end its former one. Raises FabricError.
 
-        So the latest valid `attach` wins.
+        So the latest valid `attach` wins. Also returns for how long the session has had no stream.
         """
         try:
             _check_role(context)
@@ -133,11 +132,12 @@ class KeptCalls:
             self._count(error)
             raise
         copy.attach_number += 1
+        detached_s = _detached_s(copy)
         copy.is_detached = False
         self._clear_timer(copy)
         connection = running.call.attach(context)
         self._metrics.attached(AttachOutcome.ATTACHED)
-        return running, connection
+        return running, connection, detached_s
 
     async def take_over(self, context: _Context, request: session_pb2.TakeOverRequest) -> None:
         """Send the copy of a session without a slot, then delete it."""
@@ -146,8 +146,8 @@ class KeptCalls:
             copy = self.copies.find(request.attach)
             if self._call_of(copy):
                 raise FabricError(Reason.SLOT_OCCUPIED, "the session has its slot")
-            after, make = after_sequence(request.attach), session_pb2.TakeOverResponse
-            for response in copy_responses(copy, after, make):
+            make = session_pb2.TakeOverResponse
+            for response in copy_responses(copy, _detached_s(copy), make):
                 await context.write(response)
                 if copy.is_deleted:
                     raise superseded()
@@ -196,6 +196,10 @@ class KeptCalls:
     def _delete(self, copy: SessionCopy) -> None:
         self._clear_timer(copy)
         self.copies.delete(copy)
+
+
+def _detached_s(copy: SessionCopy) -> float:
+    return asyncio.get_running_loop().time() - copy.broken_s if copy.is_detached else 0.0
 
 
 def _check_role(context: _Context) -> None:

@@ -31,7 +31,7 @@ from duplane.worker.session.call import CallEnd, Connection
 from duplane.worker.session.call_state import CallStateMachine
 from duplane.worker.session.chat_call import ChatCall
 from duplane.worker.session.chat_reporter import ChatReporter
-from duplane.worker.session.copies import Copies, after_sequence
+from duplane.worker.session.copies import Copies
 from duplane.worker.session.duplex_call import DuplexCall, SlotListener
 from duplane.worker.session.first_messages import FirstMessages, require_same
 from duplane.worker.session.kept_calls import KeptCalls, RunningCall
@@ -215,8 +215,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         async with self._first_messages.reading(context) as checked:
             first = await _read_first(context, state)
         if first.HasField("attach"):
-            running, connection = self._kept.attach(context, first.attach)
-            await self._serve(running, context, connection, after_sequence(first.attach))
+            running, connection, detached_s = self._kept.attach(context, first.attach)
+            if self._admission.is_draining:
+                reason = session_pb2.LEAVING_REASON_DRAIN
+                running.call.leave(session_pb2.Leaving(reason=reason))
+            await self._serve(running, context, connection, detached_s)
             return
         with self._counting_refusals():
             claim = first.claim
@@ -300,16 +303,16 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         running: RunningCall,
         stream: grpc.aio.ServicerContext[Any, Any],
         connection: Connection[session_pb2.ConverseResponse] | None = None,
-        after: int = -1,
+        detached_s: float = 0.0,
     ) -> None:
         """Serve a call on one stream. A call with a copy may outlive the stream.
 
-        A later `connection` gets the session first, for a client that has the units to `after`.
+        A later `connection` gets the session first, which had no stream for `detached_s`.
         """
         call, claims, span = running.call, running.claims, running.span
         try:
             if connection:
-                await call.send_copy(connection, after)
+                await call.send_copy(connection, detached_s)
             with self._reporting_faults(claims, span):
                 await call.run(partial(self._on_end, call, claims, span), connection)
         finally:

@@ -1,0 +1,111 @@
+"""Continues sessions of other edges, whose clients return to this one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.clock import Clock
+from duplane.edge.dialects.actions import Return
+from duplane.edge.routing import restored_session
+from duplane.edge.session.duplex_runner import Adoption
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.edge_note import EdgeNote
+from duplane.edge.session_registry import ClientRequest, SessionRegistry
+from duplane.edge.settings import Limits
+from duplane.edge.transport.client import Client
+from duplane.fabric.attaching import TakenSession
+from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+# Sessions that are looked for at the same time; further clients must come again. So clients that
+# name sessions that do not exist cause few calls.
+_AT_ONCE = 64
+_BUSY = ErrorCode.RESUME_BUSY, "token: the session cannot be taken now; come again"
+_REFUSALS: Mapping[Reason, tuple[ErrorCode, str]] = {
+    Reason.NOT_ALLOWED: (ErrorCode.RESUME_REFUSED, "token: it belongs to no session"),
+    Reason.COPY_STALE: (ErrorCode.RESUME_STALE, "unit: the session has no such event"),
+    Reason.UNKNOWN_SESSION: (ErrorCode.RESUME_LOST, "token: the session is lost"),
+}
+_LOST = _REFUSALS[Reason.UNKNOWN_SESSION]
+
+
+class _Found(NamedTuple):
+    session: DuplexSession
+    adoption: Adoption
+
+
+class RemoteReturns:
+    """Finds the session of a client at the workers, and runs it."""
+
+    def __init__(
+        self,
+        sessions: SessionRegistry,
+        fabric: FabricClient,
+        limits: Limits,
+        pool: str,
+        clock: Clock,
+    ) -> None:
+        self._sessions = sessions
+        self._fabric = fabric
+        self._limits = limits
+        self._pool = pool
+        self._clock = clock
+        self._count = 0
+
+    async def run(self, client: Client, asking: DuplexSession, request: ClientRequest) -> None:
+        """Serve the client of `asking`, which returns to another session, until it is gone."""
+        resumes, returned = self._sessions.resumes, asking.returned
+        if returned is None:
+            raise AssertionError("the client does not return")
+        if not resumes.is_unknown(returned):
+            await resumes.run(client, asking, request.caller)
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            with self._sessions.admitted(asking.dialect.mode, request) as refusal:
+                found = _BUSY if refusal else await self._find(stack, asking, returned)
+                if isinstance(found, _Found):
+                    mode = found.session.dialect.mode
+                    await self._sessions.run(client, found.session, mode, request, found.adoption)
+                    return
+        await resumes.refuse(client, asking, *found)
+
+    async def _find(
+        self, stack: contextlib.AsyncExitStack, asking: DuplexSession, returned: Return
+    ) -> _Found | tuple[ErrorCode, str]:
+        """Take the session from its worker, or return why that is not possible."""
+        if self._count >= _AT_ONCE:
+            return _BUSY
+        attach = session_pb2.Attach(
+            session_id=returned.session_id,
+            token_secret=returned.secret,
+            after_sequence=returned.unit if returned.unit >= 0 else None,
+        )
+        self._count += 1
+        try:
+            taking = self._fabric.take_session(attach, self._pool)
+            taken = await stack.enter_async_context(taking)
+            return self._restored(taken, asking, returned)
+        except FabricError as error:
+            _log.info("session %s is not taken: %s", returned.session_id, error)
+            return _REFUSALS.get(error.reason, _BUSY)
+        except ValueError as error:
+            _log.warning("session %s cannot be continued: %s", returned.session_id, error)
+            return _LOST
+        finally:
+            self._count -= 1
+
+    def _restored(self, taken: TakenSession, asking: DuplexSession, returned: Return) -> _Found:
+        """Return the session as it goes on here. Raises FabricError and ValueError."""
+        note, now = EdgeNote.from_bytes(taken.attached.edge_note), self._clock.now()
+        session = restored_session(note, self._limits, now, self._sessions.continuity)
+        if session.dialect.return_event != asking.dialect.return_event:
+            raise FabricError(Reason.NOT_ALLOWED, "the session belongs to another URL")
+        events = session.adopt(taken, note, returned, now)
+        return _Found(session, Adoption(events, taken.stream))
