@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 import soundfile
 from support.certificates import write_certificate
 from support.edge.live_edge import LiveEdge, impatient, live_edge
+from support.fabric.fault_proxy import FaultProxy
 from support.protocols.transcripts import jpeg, pcm, wav
 from support.time_limits import WITHIN_S
 from support.tools.command import run_command
@@ -310,6 +312,40 @@ def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
     if unit.sequence == 0:
         delta.speech.text, delta.speech.audio = "so", pcm(24_000)
     return [session_pb2.ConverseResponse(delta=delta)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", ["A", "B"])
+async def test_conversation_goes_on_over_another_connection(
+    dialect: Dialect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_begun = asyncio.Event()
+
+    def note(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
+        has_begun.set()
+        return spoken(unit)
+
+    async with live_edge() as edge, FaultProxy(edge.edge.address) as proxy:
+        edge.fabric.on_unit = note
+        settings = replace(
+            settings_for(edge, tmp_path, dialect, "audio"),
+            url=f"ws://{proxy.address}",
+            resume=True,
+            tail_s=1.0,
+        )
+        talking = asyncio.create_task(asyncio.to_thread(talk_to, settings, out=None, as_json=True))
+        await asyncio.wait_for(has_begun.wait(), WITHIN_S)
+        await proxy.reset()
+        await talking
+    written = capsys.readouterr()
+    assert "the conversation goes on after" in written.err
+    assert [orjson.loads(line)["unit"] for line in written.out.splitlines()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("settings", [{"dialect": "C"}, {"dialect": "B", "mode": "chat"}])
+def test_only_duplex_sessions_of_a_and_b_are_resumed(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="resume: only for dialects A and B"):
+        TalkSettings(resume=True, **settings)
 
 
 async def test_a_key_is_shown_to_the_server(tmp_path: Path) -> None:

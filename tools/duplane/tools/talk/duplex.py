@@ -15,7 +15,7 @@ import orjson
 import pybase64
 from websockets.exceptions import ConnectionClosed
 
-from duplane.client import QueuePlace
+from duplane.client import QueuePlace, Return
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, Samples
 from duplane.tools.command import UsageError
 from duplane.tools.talk.client import TalkError, check_out, read_sound, write_sound
@@ -137,6 +137,8 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
         prompt=settings.prompt,
         voice=voice,
         seed=settings.seed,
+        is_resumable=settings.resume,
+        on_return=print_return,
         ca=settings.ca,
         key_file=settings.key_file,
         on_queued=print_position,
@@ -153,6 +155,18 @@ def show_sample(sample: Path = SAMPLE) -> None:
     """Print what a recording says that is sent by default."""
     questions = sample.with_suffix(".txt").read_text(encoding="utf-8")
     sys.stderr.write(f"sending {sample.name}, in which a synthetic voice says:\n{questions}")
+
+
+def print_return(back: Return) -> None:
+    """Print that the conversation goes on over a new connection."""
+    if back.was_asked:
+        sys.stderr.write("the server shuts down: the conversation goes on at another one\n")
+        return
+    lost = f"; {back.lost_samples / INPUT_RATE_HERTZ:.1f} s of the input are lost"
+    sys.stderr.write(
+        f"the connection was lost: the conversation goes on after {back.away_s:.1f} s"
+        f"{lost if back.lost_samples else ''}\n"
+    )
 
 
 def _summarize(conversation: _Conversation, out: Path | None) -> None:

@@ -25,6 +25,7 @@ from duplane.client import (
     InputError,
     Output,
     QueuePlace,
+    Return,
     ServerError,
 )
 from duplane.fabric.audio import Samples, pcm_from_samples
@@ -63,9 +64,11 @@ class Wish:
     prompt: str = "You are a helpful assistant."
     voice: Samples | None = None
     seed: int | None = None
+    is_resumable: bool = False
     ca: Path | None = None
     key_file: Path | None = None
     on_queued: Callable[[QueuePlace], None] | None = None
+    on_return: Callable[[Return], None] | None = None
     on_error: Callable[[str], None] = _raise
 
 
@@ -170,6 +173,8 @@ async def _with_library(wish: Wish) -> AsyncGenerator[TalkSession]:
             attempts=1,
             connect_timeout_s=client.OPEN_TIMEOUT_S,
             queue_timeout_s=QUEUE_TIMEOUT_S,
+            resumable=wish.is_resumable,
+            on_return=wish.on_return,
             on_queue=wish.on_queued,
             on_error=refused,
         )

@@ -54,6 +54,9 @@ class TalkSettings:
     """Sound file with the voice that the model imitates."""
     seed: int | None = None
     """Seed of the session: the same seed and sound give the same answers. Dialect B only."""
+    resume: Annotated[bool, Parameter(negative=())] = False
+    """Return to the conversation on a new connection if this one is lost, and if the server shuts
+    down and another one answers at the same address. Dialects A and B, mode audio or video."""
     ca: ExistingFile | None = None
     """Certificates (PEM) to trust with wss://, in place of the system's."""
     key_file: ExistingFile | None = None
@@ -68,6 +71,8 @@ class TalkSettings:
             raise ValueError(f"mode: dialect {self.dialect} has only audio")
         if self.seed is not None and (self.dialect != "B" or self.is_chat):
             raise ValueError("seed: sessions have a seed only in dialect B, mode audio or video")
+        if self.resume and (self.dialect not in ("A", "B") or self.is_chat):
+            raise ValueError("resume: only for dialects A and B, mode audio or video")
 
     @property
     def is_chat(self) -> bool:
