@@ -190,6 +190,8 @@ def test_at_full_size_replay_beats_launching_for_every_batch(count: int) -> None
                 device=torch.device("meta"),
                 dtype=torch.bfloat16,
             )
-        found = graphs.StepGraphs[Any](cache)
-        found.capture(lambda width, length: SimpleNamespace(run=None), is_replayed=False)
+        found = graphs.StepGraphs[Any](cache, "LLM")
+        found.capture(
+            lambda width, length: SimpleNamespace(run=None), lambda *_: 0.0, is_replayed=False
+        )
         assert found.find(range(63, 63 - count, -1)[::-1], length) is not None

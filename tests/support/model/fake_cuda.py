@@ -341,6 +341,10 @@ class _PlayedEvent:
         return (later._reached_s - self._reached_s) * 1e3
 
 
+class CaptureError(Exception):
+    """An operation that CUDA would refuse in a capture. The model must not hide it."""
+
+
 class _PlayedGraph:
     """Replaces `graphs.Graph`. A copy or a wait during capture is an error.
 
@@ -354,6 +358,8 @@ class _PlayedGraph:
         border.is_capturing = True
         try:
             call()
+        except DeviceError as error:
+            raise CaptureError(str(error)) from error
         finally:
             border.is_capturing = False
         self.replay = call

@@ -8,14 +8,18 @@ ordinary pass one by one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from duplane.worker.models.minicpm_o.llm.graph_check import TOLERANCES
 from duplane.worker.models.minicpm_o.llm.kv_cache import Group, KVCache, Rows, causal_mask
 from duplane.worker.models.minicpm_o.transfer import upload
+
+_log = logging.getLogger(__name__)
 
 SHORTEST = 512
 """The smallest bound on the length of contexts; each further bound is twice the previous one."""
@@ -115,21 +119,49 @@ class Graph:
 class StepGraphs(Generic[S]):
     """The captured steps of one decoder, keyed by number of slots and bound on context length."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, name: str) -> None:
         self._cache = cache
+        self._name = name
         self._steps: dict[tuple[int, int], tuple[S, Callable[[], None]]] = {}
 
-    def capture(self, make: Callable[[int, int], S], *, is_replayed: bool = True) -> None:
-        """Make a step for every size. If `is_replayed`, capture the steps as CUDA graphs."""
+    def capture(
+        self,
+        make: Callable[[int, int], S],
+        check: Callable[[S, Callable[[], None], int, int], float],
+        *,
+        is_replayed: bool = True,
+    ) -> None:
+        """Make a step for every size. If `is_replayed`, capture the steps as CUDA graphs.
+
+        `check(step, run, width, length)` returns the relative error of a step, see `graph_check`.
+        Steps that cannot be captured, or whose results differ from those of the plain path, are
+        left out, and one line of the log says which and why. All slots must be empty.
+        """
         pool: Any = None
+        refused: list[str] = []
         for size in self._sizes():
-            step = make(*size)
-            if is_replayed:
-                graph = Graph(step.run, pool)
-                pool = graph.pool
-                self._steps[size] = (step, graph.replay)
-            else:
-                self._steps[size] = (step, step.run)
+            step, run = make(*size), None
+            try:
+                if is_replayed:
+                    graph = Graph(step.run, pool)
+                    pool, run = graph.pool, graph.replay
+                    error = check(step, run, *size)
+                    if error > (allowed := TOLERANCES[self._cache.keys.dtype]):
+                        raise RuntimeError(f"differs by {error:.2g}, {allowed:g} is allowed")
+                self._steps[size] = (step, run or step.run)
+            except torch.AcceleratorError:
+                raise
+            except RuntimeError as error:
+                refused.append(f"{size[0]} slots x {size[1]} rows: {error}")
+        if refused:
+            count = len(refused) + len(self._steps)
+            _log.warning(
+                "%d of %d CUDA graphs of the %s are switched off, which costs speed: %s",
+                len(refused),
+                count,
+                self._name,
+                "; ".join(refused),
+            )
 
     def find(self, slots: Sequence[int], length: int) -> tuple[S, Callable[[], None]] | None:
         """Return the fastest step for these slots and for contexts of up to `length` rows.

@@ -17,6 +17,7 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
 from duplane.worker.models.minicpm_o.layers import embedding, linear
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
+from duplane.worker.models.minicpm_o.llm.graph_check import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.transfer import upload
 
@@ -128,8 +129,30 @@ class LanguageModel(nn.Module):
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture steps of one row as CUDA graphs; `feed` uses them from then on."""
-        self.graphs = StepGraphs[DecodeStep](self.cache)
-        self.graphs.capture(partial(DecodeStep, self), is_replayed=is_replayed)
+        graphs = StepGraphs[DecodeStep](self.cache, "LLM")
+        graphs.capture(partial(DecodeStep, self), self._check, is_replayed=is_replayed)
+        self.graphs = graphs
+
+    def _check(self, step: DecodeStep, run: Callable[[], None], width: int, length: int) -> float:
+        """Compare a step at the end of its longest contexts with the plain path."""
+        slots = list(range(width))
+        ids = [
+            (FIRST_ROWS * slot + row) % self.vocabulary
+            for slot in slots
+            for row in range(FIRST_ROWS)
+        ]
+        self.append([(slot, FIRST_ROWS) for slot in slots], self.embed(ids))
+        last = length - 1
+        self.cache.grow([(slot, last - FIRST_ROWS) for slot in slots])
+        embeds = self.embed([slot % self.vocabulary for slot in slots])
+        hidden, logits = self.feed([(slot, 1) for slot in slots], embeds)
+        for slot in slots:
+            self.cache.rewind(slot, last)
+        got = self._replay(step, run, slots, embeds)
+        error = relative_error([(got[0], hidden), (got[1], logits)])
+        for slot in slots:
+            self.cache.reset(slot)
+        return error
 
     def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> Tensor:
         """Add rows to contexts like `feed`; return the hidden state of each row, without logits."""

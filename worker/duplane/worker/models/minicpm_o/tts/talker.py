@@ -19,6 +19,7 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointErr
 from duplane.worker.models.minicpm_o.layers import embedding, linear
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
+from duplane.worker.models.minicpm_o.llm.graph_check import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import draw
@@ -136,6 +137,12 @@ class TalkerSteps:
         self.drawn[:, :REPETITION_WINDOW] = history
         self._uniforms.copy_(uniforms)
         self._step.zero_()
+
+    def force(self, tokens: Tensor) -> None:
+        """Start as if the first step had drawn these tokens [slots]; see `Talker._check`."""
+        self.drawn.fill_(-1)
+        self.drawn[:, REPETITION_WINDOW] = tokens
+        self._step.fill_(1)
 
     def run(self) -> None:
         """Run one step. It never waits for the device, so that a CUDA graph can capture it."""
@@ -368,8 +375,45 @@ class Talker(nn.Module):
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture the steps as CUDA graphs, which `draw` then uses."""
-        self.graphs = StepGraphs[StaticTalkerSteps](self.cache)
-        self.graphs.capture(partial(StaticTalkerSteps, self), is_replayed=is_replayed)
+        graphs = StepGraphs[StaticTalkerSteps](self.cache, "talker")
+        graphs.capture(partial(StaticTalkerSteps, self), self._check, is_replayed=is_replayed)
+        self.graphs = graphs
+
+    def _check(
+        self, steps: StaticTalkerSteps, run: Callable[[], None], width: int, length: int
+    ) -> float:
+        """Compare a step at the end of its longest contexts with the plain path."""
+        slots, last = list(range(width)), length - 1
+        counts = [(slot, 1) for slot in slots]
+        tokens = upload([slot % self.end for slot in slots], self.emb_text.weight.device)
+        rows = self.emb_code[0](tokens).repeat_interleave(FIRST_ROWS, 0)
+        self.model(rows, self.cache.extend([(slot, FIRST_ROWS) for slot in slots]))
+        self.cache.grow([(slot, last - FIRST_ROWS) for slot in slots])
+        plain = TalkerSteps(self, width, lambda: self.cache.extend(counts))
+        plain.force(tokens)
+        seen: list[Tensor] = []
+        self.on_step = seen.append
+        plain.run()
+        self.on_step = None
+        keys = self.cache.keys[:, :width, :, last].clone()
+        for slot in slots:
+            self.cache.rewind(slot, last)
+        self.cache.grow(counts)
+        steps.static.begin(slots, [last] * width)
+        steps.force(tokens)
+        run()
+        # Rounding may choose another token, but only one that is almost as likely.
+        chosen = steps.drawn[:, REPETITION_WINDOW + 1 : REPETITION_WINDOW + 2]
+        likely = seen[0].log()
+        error = relative_error(
+            [
+                (self.cache.keys[:, :width, :, last], keys),
+                (likely.gather(1, chosen), likely.amax(1, keepdim=True)),
+            ]
+        )
+        for slot in slots:
+            self.cache.reset(slot)
+        return error
 
     def reset(self, slot: int) -> None:
         """Zero all state of the slot."""
