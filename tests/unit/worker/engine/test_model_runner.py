@@ -116,6 +116,23 @@ async def test_the_warm_up_leaves_no_conversation() -> None:
     assert request.options.generate_audio
 
 
+async def test_a_device_that_plans_batches_runs_each_size_before_it_serves() -> None:
+    model = ScriptedModel(slot_count=6)
+    model.constants = replace(model.constants, plans_batches=True)
+    spoken: list[int] = []
+
+    def answer(unit: Unit, length: int) -> UnitOutput:
+        spoken.extend(unit.slot for _ in unit.speech)
+        return answer_loud(unit, length)
+
+    model.answer = answer
+    ModelRunner(model, 100, {}, lambda channel, event: None)
+    sizes = (1, 1, 2, 4, 6)  # the first conversation, then each size
+    assert model.rounds == [tuple(range(size)) for size in sizes for _ in range(3)]
+    assert spoken == [slot for size in sizes[1:] for slot in range(size)]
+    assert all(model.is_clean(slot) for slot in range(6))
+
+
 async def test_a_model_without_a_voice_is_tried_in_words() -> None:
     def refuse(request: ChatRequest) -> None:
         if request.options.generate_audio:

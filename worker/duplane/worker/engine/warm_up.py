@@ -7,6 +7,7 @@ fails on this input, the worker does not start to serve.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +39,7 @@ from duplane.worker.models.types import (
     DecodeMode,
     FloatArray,
     OptionError,
+    SpeechRequest,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -46,6 +48,9 @@ from duplane.worker.models.types import (
 _UNITS = 3
 _CHAT_STEPS = 4  # prompt, text, speech, and the text after the speech
 _ROWS = 1024  # in one call
+_OPTIONS = ConversationOptions(
+    decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0, length_penalty=1.0
+)
 _UNIT, _CHAT = "a unit of noise", "a chat"
 _FRAME = base64.b64decode(  # a PNG of one grey pixel, which the model scales up
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
@@ -53,7 +58,10 @@ _FRAME = base64.b64decode(  # a PNG of one grey pixel, which the model scales up
 
 
 def warm_up(preparer: Preparer, model: Model) -> None:
-    """Run all stages once in slot 0 and clean the slot. Raises RuntimeError if the model fails."""
+    """Run all stages once in slot 0, and in more slots if the device plans each batch size.
+
+    Then clean the slots. Raises RuntimeError if the model fails.
+    """
     constants = model.constants
     noise = _noise(constants)
     _run_units(preparer, model, noise)
@@ -61,6 +69,15 @@ def warm_up(preparer: Preparer, model: Model) -> None:
     if constants.has_chat:
         _run_chat(preparer, model, noise)
         _clean_up(model)
+    if constants.plans_batches:
+        for count in _batch_sizes(constants.slot_count):
+            _run_batch(preparer, model, noise, count)
+            _clean_up(model, count)
+
+
+def _batch_sizes(most: int) -> list[int]:
+    """Return 1, 2, 4 and so on, below `most`, and `most`."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def _noise(constants: ModelConstants) -> FloatArray:
@@ -70,18 +87,31 @@ def _noise(constants: ModelConstants) -> FloatArray:
 
 
 def _run_units(preparer: Preparer, model: Model, noise: FloatArray) -> None:
-    options = ConversationOptions(
-        decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0, length_penalty=1.0
-    )
-    _finish(model, Open(0, preparer.conversation(options)), _UNIT)
+    _finish(model, [Open(0, preparer.conversation(_OPTIONS))], _UNIT)
     frames = (_FRAME,) if model.constants.accepts_pictures else ()
     for _ in range(_UNITS):
-        unit = preparer.unit(Unit(0, noise, frames=frames))
-        if isinstance(unit, UnitFailure):
-            raise RuntimeError(f"the model refuses a unit of noise: {unit.message}")
-        results = _finish(model, RunUnit(unit), _UNIT)
+        item = _prepared(preparer, Unit(0, noise, frames=frames))
+        results = _finish(model, [item], _UNIT)
         if not any(isinstance(result, UnitOutput | UnitFailure) for result in results):
             raise RuntimeError("the model does not answer a unit of noise")
+
+
+def _run_batch(preparer: Preparer, model: Model, noise: FloatArray, count: int) -> None:
+    """Run units of several conversations together. If the model can, it speaks in all of them."""
+    speech = (SpeechRequest(0, "Hi."),) if model.constants.accepts_speech_requests else ()
+    for slot in range(count):
+        _finish(model, [Open(slot, preparer.conversation(_OPTIONS))], _UNIT)
+    for number in range(_UNITS):
+        requests = speech if number == 0 else ()
+        units = [Unit(slot, noise, speech=requests) for slot in range(count)]
+        _finish(model, [_prepared(preparer, unit) for unit in units], _UNIT)
+
+
+def _prepared(preparer: Preparer, unit: Unit) -> RunUnit:
+    prepared = preparer.unit(unit)
+    if isinstance(prepared, UnitFailure):
+        raise RuntimeError(f"the model refuses a unit of noise: {prepared.message}")
+    return RunUnit(prepared)
 
 
 def _run_chat(preparer: Preparer, model: Model, noise: FloatArray) -> None:
@@ -94,26 +124,29 @@ def _run_chat(preparer: Preparer, model: Model, noise: FloatArray) -> None:
         prepared = preparer.chat(ChatRequest((message,), spoken), _go_on)
     except OptionError:  # the checkpoint has no voice
         prepared = preparer.chat(ChatRequest((message,), options), _go_on)
-    results = _advance(model, StartChat(0, prepared), _CHAT)
+    results = _advance(model, [StartChat(0, prepared)], _CHAT)
     for _ in range(_CHAT_STEPS):
         rest = [result for result in results if isinstance(result, Unfinished)]
         step = Continue(0, rest[0].part, rest[0].rows)
-        for result in _advance(model, step, _CHAT):
+        for result in _advance(model, [step], _CHAT):
             if isinstance(result, ChatOutput) and result.finish is not None:
                 return
 
 
-def _finish(model: Model, item: Item, what: str) -> list[Result]:
-    """Advance an item until nothing of it is left; return all results."""
-    results = _advance(model, item, what)
-    while results and isinstance(rest := results[-1], Unfinished):
-        results += _advance(model, Continue(rest.slot, rest.part, rest.rows), what)
+def _finish(model: Model, items: Sequence[Item], what: str) -> list[Result]:
+    """Advance items until nothing of them is left; return all results."""
+    results: list[Result] = []
+    while items:
+        latest = _advance(model, items, what)
+        rest = [result for result in latest if isinstance(result, Unfinished)]
+        items = [Continue(each.slot, each.part, each.rows) for each in rest]
+        results += latest
     return results
 
 
-def _advance(model: Model, item: Item, what: str) -> list[Result]:
-    """Advance an item once. Raises RuntimeError that names `what` for a fatal failure."""
-    results = list(model.advance([item], _ROWS))
+def _advance(model: Model, items: Sequence[Item], what: str) -> list[Result]:
+    """Advance items once. Raises RuntimeError that names `what` for a fatal failure."""
+    results = list(model.advance(items, _ROWS))
     for result in results:
         if isinstance(result, UnitFailure) and result.is_fatal:
             raise RuntimeError(f"the model fails on {what}: {result.message}")
@@ -124,7 +157,8 @@ def _go_on() -> None:
     """Do nothing, so that the preparation of the chat continues."""
 
 
-def _clean_up(model: Model) -> None:
-    model.close(0)
-    if not model.is_clean(0):
-        raise RuntimeError("the model does not clean up after a conversation")
+def _clean_up(model: Model, count: int = 1) -> None:
+    for slot in range(count):
+        model.close(slot)
+        if not model.is_clean(slot):
+            raise RuntimeError("the model does not clean up after a conversation")

@@ -58,6 +58,8 @@ class ModelConstants:
       of the audio that the model hears and speaks.
     - `accepts_pictures`: whether units may have frames. `has_chat`: whether the model can chat.
     - `accepts_speech_requests`: whether units may have `speech`.
+    - `plans_batches`: whether the first units of each number of slots take long, because the device
+      then plans them. So units of 1, 2, 4 ... slots run together before the worker serves.
     - `accepts_unfed_units`: whether the first past units of a rebuild may have `unfed_rows`.
     """
 
@@ -74,6 +76,7 @@ class ModelConstants:
     has_chat: bool
     accepts_speech_requests: bool = False
     accepts_unfed_units: bool = False
+    plans_batches: bool = False
 
     def count_of(self, seconds: int) -> int:
         """Return the number of units that last `seconds`, and at least this number.

@@ -49,6 +49,7 @@ class WorkerModel:
             accepts_pictures=model.parts.vision is not None,
             has_chat=model.has_chat,
             accepts_speech_requests=True,
+            plans_batches=model.llm.cache.keys.device.type == "cuda",
             accepts_unfed_units=True,
         )
 
