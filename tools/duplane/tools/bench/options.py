@@ -255,6 +255,19 @@ class RebuildBench(Weights):
     """Type of the model's numbers, as for a worker."""
     threads: PositiveInt = 1
     """CPU threads of the model."""
+    window: Literal["off", "basic", "context"] = "off"
+    """Context window of the conversation. With a window, each rebuild feeds only what an edge keeps
+    of the conversation, and is compared with a rebuild from all units."""
+    window_rows: Annotated[int, Ge(200)] = 230
+    """Most rows of the context of `--window basic`; it then drops a third of them."""
+    window_units: PositiveInt = 12
+    """Most units of the context of `--window context`."""
+    windows: Annotated[int, Ge(2)] = 8
+    """Contexts that are kept before the present one, as by the edge's --journal-windows."""
+    cuts: NonNegativeInt = 0
+    """Further numbers of past units with `--window`, drawn with a fixed seed."""
+    picture: ExistingFile | None = None
+    """Picture of each unit with `--window`. Default: none."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -13,6 +13,7 @@ import torch
 from duplane.tools.bench.model import PROMPT_ROWS, UNIT_ROWS, model_directory, run_units
 from duplane.tools.bench.options import RebuildBench
 from duplane.tools.bench.peaks import synchronize
+from duplane.tools.bench.rebuild_window import bench_rebuild_window
 from duplane.tools.bench.report import show
 from duplane.worker.models.minicpm_o.dtype import choose_dtype
 from duplane.worker.models.minicpm_o.model import DuplexModel
@@ -43,6 +44,9 @@ def bench_rebuild(bench: RebuildBench) -> None:
 
     Raises `CheckpointError`, ValueError, and `StartError` for a device that cannot be used.
     """
+    if bench.window != "off":
+        bench_rebuild_window(bench)
+        return
     torch.set_num_threads(bench.threads)
     device, most = open_device(bench.device), max(bench.units)
     with model_directory(bench) as directory:
