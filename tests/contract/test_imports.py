@@ -156,6 +156,7 @@ def test_base_install_needs_no_torch() -> None:
         "duplane.tools.bench.model",
         "duplane.tools.bench.peaks",
         "duplane.tools.bench.rebuild",
+        "duplane.tools.bench.rebuild_window",
         "duplane.tools.bench.stages",
         "duplane.tools.bench.host_waits",
     )

@@ -37,7 +37,9 @@ def past_unit(unit: session_pb2.Unit, delta: session_pb2.Delta) -> session_pb2.P
         past.state_change.CopyFrom(delta.state_change)
     if delta.HasField("reach"):
         past.reach.CopyFrom(delta.reach)
-    if packed := packed_from_pcm(unit.audio):
+    if unit.audio_int16:
+        past.audio_int16, past.audio_exponent = unit.audio_int16, unit.audio_exponent
+    elif packed := packed_from_pcm(unit.audio):
         past.audio_int16, past.audio_exponent = packed
     else:
         past.audio = unit.audio

@@ -11,7 +11,9 @@ WORKER_FEATURES: Sequence[str] = (
     "end_session",  # Revoke.is_end
     "lease_metadata",  # the lease of a chat in the metadata of the call
     "past_audio_exponent",  # PastUnit.audio_exponent
+    "past_row_count",  # PastUnit.row_count, if the model accepts it
     "speech_requests",  # Unit.speech_requests, if the model accepts them
+    "unit_audio_int16",  # Unit.audio_int16
     "undrain",  # AttachResponse.undrain
 )
 MAX_FEATURE_COUNT = 64

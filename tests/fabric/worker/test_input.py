@@ -22,6 +22,19 @@ Request = session_pb2.ConverseRequest
         ({"audio": np.array([np.inf], "<f4").tobytes()}, "INVALID_FIELD", "audio"),
         ({"audio": b"RIFF\0\0\0\0WAVE" + b"\0" * 100}, "INVALID_FIELD", "audio"),
         ({"audio": pcm(seconds=2.1)}, "UNIT_TOO_LONG", "audio"),
+        ({"audio_int16": bytes(2)}, "INVALID_FIELD", "audio"),  # beside `audio`
+        ({"audio": b"", "audio_int16": bytes(3)}, "INVALID_FIELD", "audio_int16"),
+        ({"audio": b"", "audio_int16": bytes(70_000)}, "UNIT_TOO_LONG", "audio_int16"),
+        (
+            {"audio": b"", "audio_int16": b"\0\x7f", "audio_exponent": 21},
+            "INVALID_FIELD",
+            "audio_exponent",
+        ),
+        (
+            {"audio": b"", "audio_int16": b"\xff\x7f", "audio_exponent": 20},
+            "INVALID_FIELD",
+            "audio_int16",
+        ),
         ({"video_frames": [b"jpeg"]}, "INVALID_FIELD", "video_frames"),
         ({"forced_token_ids": [1]}, "INVALID_FIELD", "forced_token_ids"),
     ],

@@ -15,6 +15,7 @@ from support.protocols.transcripts import json_of
 from duplane.edge.clock import Moment
 from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, Route
+from duplane.edge.session.attempt import Attempt
 from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.effects import (
@@ -27,9 +28,9 @@ from duplane.edge.session.effects import (
     Use,
 )
 from duplane.edge.session.move_table import MOVING, MoveCause, MoveOutcome, MovePhase
-from duplane.edge.session.moves import Attempt
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
+from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.journal import JournalLoss, JournalSpace
@@ -42,6 +43,11 @@ SHORT = '{"type":"audio_chunk","audio_base64":"@pcm:100"}'
 APPEND = '{"type":"input_audio_buffer.append","audio":"@pcm:16000"}'
 PROMPT, PER_UNIT = 7, 12
 _NOTES = ("moving", "session.moving")
+
+
+def sound_of(unit: session_pb2.Unit | session_pb2.PastUnit) -> bytes:
+    """Return the sound as the model hears it."""
+    return unit.audio or pcm_from_int16(unit.audio_int16, unit.audio_exponent)
 
 
 class Worker:
@@ -58,6 +64,7 @@ class Worker:
         self.seed: int | None = None
         self.may_rebuild = False
         self.is_paused = False
+        self.sounds: list[bytes] = []  # of the units, as float32
         self.speech: list[tuple[int, list[str]]] = []  # requests, with the words that are left
 
     def receive(self, request: session_pb2.ConverseRequest) -> list[session_pb2.ConverseResponse]:
@@ -70,6 +77,8 @@ class Worker:
                     prompt_token_count=PROMPT,
                     model_digest=self.digest,
                     accepts_audio_exponent=not self.is_former,
+                    accepts_audio_int16=not self.is_former,
+                    accepts_row_count=not self.is_former,
                     accepts_speech_requests=not self.is_former,
                 )
                 return [session_pb2.ConverseResponse(opened=opened)]
@@ -84,7 +93,9 @@ class Worker:
                 rebuilt = session_pb2.Rebuilt()
                 return [session_pb2.ConverseResponse(rebuilt=rebuilt)]
             case "unit":
+                assert not (request.unit.audio_int16 and self.is_former)
                 self.inbox.append(request.unit)
+                self.sounds.append(sound_of(request.unit))
                 self.most_waiting = max(self.most_waiting, len(self.inbox))
             case "pause" | "resume":
                 self.is_paused = kind == "pause"

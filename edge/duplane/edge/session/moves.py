@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from duplane.edge.clock import Moment
+from duplane.edge.session.attempt import Attempt
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
 from duplane.edge.session.effects import (
     Acquire,
@@ -53,6 +53,7 @@ from duplane.edge.session.slot import Slot
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.journal import Journal
 from duplane.fabric.model import ModelFormat, is_same_model
+from duplane.fabric.unit_audio import fit_audio
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 # If a session loses more than _MAX_MOVES workers within _WITHIN_S, it may be the cause of these
@@ -77,27 +78,6 @@ class GivenUp(NamedTuple):
 
     unit: SentUnit
     failed: session_pb2.Failed
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One attempt to move, with the progress at the next worker.
-
-    `tried_workers` are the workers that this session has left or tried in vain since it wants to
-    leave its worker.
-    """
-
-    number: int = 0  # attempts of the session so far, from 1; 0 before the first one
-    count: int = 0  # attempts since the session wants to leave its worker, from 1
-    cause: MoveCause = MoveCause.WORKER_LOST
-    from_worker_id: str = ""
-    slot: Slot = field(default_factory=Slot)
-    tried_workers: dict[str, str] = field(default_factory=dict[str, str])  # id -> incarnation
-    silent_since: Moment | None = None  # since when units wait; None while a worker gets them
-    rebuilds_since: Moment | None = None  # since when the next worker has the settings
-    sent_count: int = 0  # past units that were sent
-    catch_up_count: int = 0
-    is_permitted: bool = False  # the session may rebuild its conversation
 
 
 class Moves:
@@ -193,8 +173,10 @@ class Moves:
         outgoing = None
         if self.phase in FLOWING:
             outgoing = self.queue.take(is_kept=self.phase is not MovePhase.FIXED)
-            if self.journal.loss and outgoing and outgoing.request.HasField("unit"):
-                outgoing.request.unit.cannot_move = True
+            if outgoing and outgoing.request.HasField("unit"):
+                fit_audio(outgoing.request.unit, is_int16=slot.accepts_audio_int16)
+                if self.journal.loss:
+                    outgoing.request.unit.cannot_move = True
         elif self.phase is MovePhase.START and self.journal.opening:
             self._fire(MoveEvent.OPEN_SENT)
             outgoing = Outgoing(session_pb2.ConverseRequest(open=self.journal.opening))

@@ -15,6 +15,7 @@ class Slot:
     owed_s: float | None = None  # monotonic: since when the worker owes an answer
     is_draining: bool = False  # the worker has announced that it ends its sessions
     accepts_audio_exponent: bool = False  # as the worker has said in `opened`
+    accepts_audio_int16: bool = False  # the same
     accepts_speech_requests: bool = False  # the same
     accepts_keep: bool = False  # the same
     is_kept: bool = False  # the worker was asked to keep a copy of the session
@@ -22,5 +23,6 @@ class Slot:
     def opened(self, opened: session_pb2.Opened) -> None:
         """Note what the worker accepts."""
         self.accepts_audio_exponent = opened.accepts_audio_exponent
+        self.accepts_audio_int16 = opened.accepts_audio_int16
         self.accepts_speech_requests = opened.accepts_speech_requests
         self.accepts_keep = opened.accepts_keep

@@ -213,7 +213,7 @@ class DuplexConfig(_message.Message):
     def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests", "accepts_keep", "accepts_row_count")
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest", "accepts_audio_exponent", "accepts_speech_requests", "accepts_keep", "accepts_row_count", "accepts_audio_int16")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class Opened(_message.Message):
     ACCEPTS_SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_KEEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
     context_token_limit: int
     ignored_fields: _containers.RepeatedScalarFieldContainer[str]
@@ -230,7 +231,8 @@ class Opened(_message.Message):
     accepts_speech_requests: bool
     accepts_keep: bool
     accepts_row_count: bool
-    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ..., accepts_keep: _Optional[bool] = ..., accepts_row_count: _Optional[bool] = ...) -> None: ...
+    accepts_audio_int16: bool
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ..., accepts_keep: _Optional[bool] = ..., accepts_row_count: _Optional[bool] = ..., accepts_audio_int16: _Optional[bool] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("token_sha256", "within", "hold", "granted", "edge_note")
@@ -389,7 +391,7 @@ class Staying(_message.Message):
     def __init__(self) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests", "edge_note")
+    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests", "edge_note", "audio_int16", "audio_exponent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +403,8 @@ class Unit(_message.Message):
     CANNOT_MOVE_FIELD_NUMBER: _ClassVar[int]
     SPEECH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio: bytes
     video_frames: _containers.RepeatedScalarFieldContainer[bytes]
@@ -412,7 +416,9 @@ class Unit(_message.Message):
     cannot_move: bool
     speech_requests: _containers.RepeatedCompositeFieldContainer[SpeechRequest]
     edge_note: bytes
-    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ..., edge_note: _Optional[bytes] = ...) -> None: ...
+    audio_int16: bytes
+    audio_exponent: int
+    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ..., edge_note: _Optional[bytes] = ..., audio_int16: _Optional[bytes] = ..., audio_exponent: _Optional[int] = ...) -> None: ...
 
 class SpeechRequest(_message.Message):
     __slots__ = ("number", "text")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.edge.moved_play import APPEND, LIMITS, SHORT, Play
+from support.edge.moved_play import APPEND, LIMITS, SHORT, Play, sound_of
 
 from duplane.edge.routing import Route
 from duplane.edge.session.move_table import MoveCause
@@ -64,6 +64,39 @@ def test_each_worker_gets_loud_sound_in_a_form_that_it_reads(play: Play) -> None
         heard.append(sound)
         assert np.abs(np.frombuffer(sound, "<f4") - np.frombuffer(loud, "<f4")).max() < 1e-4
     assert heard == [heard[0]] * 3
+
+
+def test_rebuilt_model_hears_what_the_first_one_has_heard(play: Play) -> None:
+    play.lose()
+    play.claim()
+    play.settle()
+    sounds = [np.linspace(-peak, peak, 16_000).astype("<f4").tobytes() for peak in (0.7, 1.3)]
+    for sound in sounds:
+        audio = base64.b64encode(sound).decode()
+        play.say(f'{{"type":"audio_chunk","audio_base64":"{audio}"}}')
+        play.settle()
+    first = play.worker
+    assert first
+    assert [heard == sent for heard, sent in zip(first.sounds, sounds, strict=True)] == [False] * 2
+    play.lose()
+    play.claim()
+    play.settle()
+    assert play.worker
+    assert [sound_of(past) for past in play.worker.past_units] == first.sounds
+
+
+def test_unit_that_is_sent_again_has_a_form_that_the_next_worker_reads(play: Play) -> None:
+    play.lose()
+    play.claim()
+    play.settle()
+    play.chunk()
+    play.pump()  # the worker has the unit, but does not answer it
+    assert play.worker
+    (sound,) = play.worker.sounds
+    play.lose()
+    play.claim(is_former=True)
+    play.settle()
+    assert play.worker.sounds == [sound]
 
 
 def test_seed_of_the_client_is_kept() -> None:

@@ -425,6 +425,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             ignored_fields=sorted(ignored),
             model_digest=self._engine.constants.digest,
             accepts_audio_exponent=True,
+            accepts_audio_int16=True,
             accepts_row_count=self._engine.constants.accepts_unfed_units,
             accepts_speech_requests=self._engine.constants.accepts_speech_requests,
             accepts_keep=self._copies.is_enabled and bool(self._engine.constants.digest),

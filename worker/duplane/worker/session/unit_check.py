@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from duplane.fabric.audio import AudioError, samples_from_pcm
+from duplane.fabric.audio import (
+    MAX_EXPONENT,
+    AudioError,
+    Samples,
+    pcm_from_int16,
+    samples_from_pcm,
+)
 from duplane.fabric.bounds import MAX_NOTE_BYTES
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
@@ -56,16 +62,13 @@ def check_unit(
         if request.video_frames or max_slices != 1:
             _check_pictures(request.video_frames, max_slices, limits, is_omni=is_omni)
         _check_rest(request)
-        try:
-            samples = samples_from_pcm(request.audio)
-        except AudioError as error:
-            raise _BadUnitError(f"audio: {error}", "audio") from None
+        name, samples = _samples_of(request)
         if not (samples.size or request.video_frames or may_be_silent):
-            raise _BadUnitError("audio is empty", "audio")
+            raise _BadUnitError(f"{name} is empty", name)
         most_s = limits.max_unit_s * model.unit_s
         if (seconds := samples.size / model.input_hertz) > most_s:
-            fault = f"audio lasts {seconds:.3g} s, more than {most_s:.3g} s"
-            raise _BadUnitError(fault, "audio", UNIT_TOO_LONG)
+            fault = f"{name} lasts {seconds:.3g} s, more than {most_s:.3g} s"
+            raise _BadUnitError(fault, name, UNIT_TOO_LONG)
     except _BadUnitError as error:
         sequence, fault = request.sequence, str(error)
         return FailedUnit(sequence, error.reason, fault, error.field, receive_time_ns, trace)
@@ -98,6 +101,23 @@ def _check_rest(request: session_pb2.Unit) -> None:
     if request.forced_token_ids:
         fault = "forced_token_ids are not served by this worker"
         raise _BadUnitError(fault, "forced_token_ids")
+
+
+def _samples_of(request: session_pb2.Unit) -> tuple[str, Samples]:
+    """Return the name of the field that has the unit's sound, and the sound."""
+    if request.audio_int16 and request.audio:
+        raise _BadUnitError("audio and audio_int16 are both set", "audio")
+    if len(request.audio_int16) % 2:
+        raise _BadUnitError("audio_int16 is not a whole number of samples", "audio_int16")
+    if not 0 <= request.audio_exponent <= MAX_EXPONENT:
+        raise _BadUnitError(f"audio_exponent must be 0 to {MAX_EXPONENT}", "audio_exponent")
+    name, pcm = "audio", request.audio
+    if request.audio_int16:
+        name, pcm = "audio_int16", pcm_from_int16(request.audio_int16, request.audio_exponent)
+    try:
+        return name, samples_from_pcm(pcm)
+    except AudioError as error:
+        raise _BadUnitError(f"{name}: {error}", name) from None
 
 
 def _check_pictures(
