@@ -16,7 +16,7 @@ from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.edge_note import EdgeNote
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
-from duplane.edge.transport.client import Client
+from duplane.edge.transport.client import SocketClient
 from duplane.fabric.attaching import TakenSession
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
@@ -59,7 +59,9 @@ class RemoteReturns:
         self._clock = clock
         self._count = 0
 
-    async def run(self, client: Client, asking: DuplexSession, request: ClientRequest) -> None:
+    async def run(
+        self, client: SocketClient, asking: DuplexSession, request: ClientRequest
+    ) -> None:
         """Serve the client of `asking`, which returns to another session, until it is gone."""
         resumes, returned = self._sessions.resumes, asking.returned
         if returned is None:

@@ -21,7 +21,8 @@ from duplane.edge.session.detachment import Presence, digest_of
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.returnable_session import NAMING_S
-from duplane.edge.transport.client import Client
+from duplane.edge.session.unit_state import Cursor
+from duplane.edge.transport.client import Client, SocketClient
 from duplane.fabric.monitoring.logs import logged_ids
 
 _log = logging.getLogger(__name__)
@@ -85,9 +86,23 @@ class Resumes:
         return True
 
     def is_unknown(self, returned: Return) -> bool:
-        """Return whether the session that a client names was never at this edge, or left it."""
-        ids = {runner.session.identity.session_id for runner in self._resumable()}
-        return returned.session_id not in ids and returned.session_id not in self._ended
+        """Return whether the session that a client names was never at this edge, or left it.
+
+        If it is parked here and the client has newer events, another edge has taken it meanwhile.
+        """
+        runner = self._find(returned)
+        if runner is None:
+            return returned.session_id not in self._ended
+        detachment, cursor = runner.session.detachment, Cursor(returned.unit, returned.part)
+        is_old = (
+            detachment is not None
+            and detachment.presence is Presence.PARKED
+            and detachment.is_proved_by(returned.secret)
+            and detachment.is_ahead(cursor)
+        )
+        if is_old:
+            runner.end(Close(CloseReason.REPLACED))
+        return is_old
 
     def ended(self, session: DuplexSession) -> None:
         """Remember the token of a session that has ended, to tell its client so."""
@@ -98,7 +113,7 @@ class Resumes:
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 
-    async def run(self, client: Client, asking: DuplexSession, caller: Caller) -> None:
+    async def run(self, client: SocketClient, asking: DuplexSession, caller: Caller) -> None:
         """Serve the client of `asking`, which returns to another session, until it is gone."""
         returned = asking.returned
         if returned is None:
@@ -123,19 +138,14 @@ class Resumes:
         await client.close(close, asking.dialect.close_code(close))
 
     def _attach(
-        self, client: Client, asking: DuplexSession, returned: Return, caller: Caller
+        self, client: SocketClient, asking: DuplexSession, returned: Return, caller: Caller
     ) -> Attachment | tuple[ErrorCode, str]:
         """Give the client its session, or return why not. Nothing can interrupt this."""
-        runner = next(
-            (
-                runner
-                for runner in self._resumable()
-                if runner.session.identity.session_id == returned.session_id
-            ),
-            None,
-        )
+        runner = self._find(returned)
         if runner is None:
             return self._unknown(returned)
+        if not client.is_open:  # then the former socket keeps the session
+            return ErrorCode.RESUME_BUSY, "the socket was lost"
         if refusal := runner.session.refuses(returned, self._clock.now()):
             return refusal
         is_same = runner.session.dialect.return_event == asking.dialect.return_event
@@ -143,6 +153,13 @@ class Resumes:
             return ErrorCode.RESUME_REFUSED, "token: the session belongs to another client or URL"
         self._runners[runner] = caller
         return runner.resume(client, returned)
+
+    def _find(self, returned: Return) -> DuplexRunner | None:
+        """Return the session that a client names, without a check of its token."""
+        for runner in self._resumable():
+            if runner.session.identity.session_id == returned.session_id:
+                return runner
+        return None
 
     def _unknown(self, returned: Return) -> tuple[ErrorCode, str]:
         digest = self._ended.get(returned.session_id)

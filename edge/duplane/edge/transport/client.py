@@ -39,6 +39,15 @@ class Client(Protocol):
         ...
 
 
+class SocketClient(Client, Protocol):
+    """A client's WebSocket."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is neither closed nor lost, as far as the edge knows."""
+        ...
+
+
 class _NoClient:
     """Stands for the connection of a session that has none: its events are dropped."""
 

@@ -167,6 +167,11 @@ class WebSocket:
         if on_written:
             on_written()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is neither closed nor lost, as far as the edge knows."""
+        return not (self._protocol.socket.is_closing() or self._response.has_sent_close)
+
     async def close(self, close: Close, code: int) -> None:
         """Send the queued events, linger if the client may be sending, do the closing handshake.
 
