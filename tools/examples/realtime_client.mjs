@@ -9,7 +9,11 @@ import { DuplexSession, INPUT_RATE } from "../../clients/javascript/index.js";
 // Send `sound` (Float32Array, 16 kHz), then silence, one second at a time. Calls `play` with the
 // model's speech (Float32Array, 24 kHz) and returns the model's text.
 export async function converse(server, sound, seconds, play) {
-  const session = new DuplexSession(server, { instructions: "Be brief.", uplink: "float32" });
+  const session = new DuplexSession(server, {
+    instructions: "Be brief.",
+    uplink: "float32",
+    resumable: true, // the conversation survives its connection
+  });
   await session.connect();
   let sent = 0;
   const sendUnit = () => {

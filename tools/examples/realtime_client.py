@@ -1,5 +1,7 @@
 """A conversation over /v1/realtime in dialect A. Needs `pip install ./clients/python`.
 
+It survives its connection, if this is lost.
+
 Usage: python realtime_client.py ws://127.0.0.1:8006 speech.f32 [seconds]
 
 `speech.f32` holds raw float32 samples, little endian, mono, 16 kHz. The model's speech is written
@@ -20,7 +22,9 @@ async def converse(server: str, sound: bytes, seconds: int) -> tuple[str, bytes]
     """Send `sound`, then silence, one second at a time; return the model's text and speech."""
     text = ""
     answer = bytearray()
-    session = DuplexSession(server, dialect="A", instructions="Be brief.", uplink="float32")
+    session = DuplexSession(
+        server, dialect="A", instructions="Be brief.", uplink="float32", resumable=True
+    )
     async with session:
         for at in range(0, seconds * UNIT_BYTES, UNIT_BYTES):
             unit = sound[at : at + UNIT_BYTES].ljust(UNIT_BYTES, b"\0")

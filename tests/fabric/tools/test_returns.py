@@ -8,7 +8,7 @@ import orjson
 import pytest
 from support.tools.command import run_command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 
 def test_no_call_and_no_unit_is_lost_with_its_socket(tmp_path: Path) -> None:
