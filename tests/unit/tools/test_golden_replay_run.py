@@ -1,11 +1,11 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.tools.command import run_command
 
-from duplane.tools.golden_replay.check import Check, Verdict, compare, same, skipped
+from duplane.tools.golden_replay.check import Check, Verdict, compare, same, skipped, worst
 from duplane.tools.golden_replay.run import replay_traces
 from duplane.tools.golden_replay.target import ReplayTarget
 
@@ -73,13 +73,32 @@ def test_what_was_not_replayed_is_said_and_does_not_count(
     assert replay_traces(tmp_path, {"b": later}) == 1
 
 
-def test_another_dtype_shows_its_errors_and_fails_only_what_breaks_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("part", "values", "code"),
+    [
+        ("duplex", [1.0, 2.0, 3.02], 0),
+        ("duplex", [1.05, 2.1, 3.15], 1),
+        ("duplex", [1.0, 2.0, float("nan")], 1),
+        ("duplex", [1.0, 2.0], 1),
+        ("chat", [1.05, 2.1, 3.15], 0),
+    ],
+)
+def test_another_dtype_has_a_bound_of_its_own(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    part: str,
+    values: Sequence[float],
+    code: int,
 ) -> None:
-    rounded = ReplayTarget(dtype_name="bfloat16")
-    assert replay_traces(tmp_path, {"a": wrong, "b": good}, rounded) == 0
-    assert "2 checks: 1 ok, 0 FAIL, 0 differs by design, 1 not float32" in capsys.readouterr().out
-    assert replay_traces(tmp_path, {"a": broken}, rounded) == 1
+    def checked(golden: Path, target: ReplayTarget) -> Iterator[Check]:
+        found = [compare("logits", values, [1.0, 2.0, 3.0], 1e-4), compare("hidden", 0, 0, 1e-4)]
+        yield worst("combined", found)
+
+    target = ReplayTarget(dtype_name="bfloat16")
+    assert replay_traces(tmp_path, {part: checked}, target) == code
+    assert ("1 FAIL" if code else "1 not float32") in capsys.readouterr().out
+    assert replay_traces(tmp_path, {"duplex": wrong, "b": good}, target) == 1
+    assert replay_traces(tmp_path, {"chat": broken}, target) == 1
 
 
 def test_a_device_that_is_absent_is_refused_in_one_line(tmp_path: Path) -> None:

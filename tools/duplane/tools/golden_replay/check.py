@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -29,7 +29,9 @@ class Check:
     """One comparison with a recorded trace.
 
     `error` is the largest absolute difference, or `inf` if the shapes differ. In an exact check,
-    `error` is 0.0 if the values are equal and `inf` if not. `note` may hold the reason.
+    `error` is 0.0 if the values are equal and `inf` if not. `note` may hold the reason. `relative`
+    is the root mean square of the differences as a share of that of the recorded values, or None if
+    the check failed and compares no values.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Check:
     tolerance: float
     verdict: Verdict
     note: str = ""
+    relative: float | None = None
 
 
 def compare(name: str, got: ArrayLike | Tensor, want: ArrayLike, tolerance: float) -> Check:
@@ -49,7 +52,9 @@ def compare(name: str, got: ArrayLike | Tensor, want: ArrayLike, tolerance: floa
         return Check(name, float("inf"), tolerance, Verdict.FAIL, note)
     error = float(np.max(np.abs(ours - theirs))) if ours.size else 0.0
     verdict = Verdict.OK if error <= tolerance else Verdict.FAIL
-    return Check(name, error, tolerance, verdict)
+    size = max(float(np.linalg.norm(theirs)), 1e-9)
+    relative = float(np.linalg.norm(ours - theirs)) / size
+    return Check(name, error, tolerance, verdict, relative=relative)
 
 
 def same(name: str, got: object, want: object) -> Check:
@@ -75,6 +80,18 @@ def same_texts(name: str, got: Sequence[str], want: Sequence[str]) -> Check:
     return same(name, list(got), list(want))
 
 
+def rounded(check: Check, allowed: float) -> Check:
+    """Judge a check that fails in float32 by the largest relative error of another dtype.
+
+    A check of values that must be equal still fails, and so do values that are not finite.
+    """
+    if check.verdict is not Verdict.FAIL or check.relative is None:
+        return check
+    verdict = Verdict.ROUNDED if check.relative <= allowed else Verdict.FAIL
+    note = f"relative error {check.relative:.2g}, {allowed:g} is allowed; {check.note}"
+    return replace(check, verdict=verdict, note=note.rstrip("; "))
+
+
 def skipped(name: str, reason: str) -> Check:
     """Return a check that was skipped; `reason` says what the trace needs."""
     return Check(name, 0.0, 0.0, Verdict.SKIPPED, reason)
@@ -91,7 +108,10 @@ def worst(name: str, checks: Sequence[Check]) -> Check:
     if failed:
         first = failed[0]
         note = f"{len(failed)} of {len(checks)} differ, first {first.name}: {first.note}"
-        return Check(name, first.error, first.tolerance, Verdict.FAIL, note)
+        shares = [check.relative for check in failed]
+        exact = any(share is None for share in shares)
+        relative = None if exact else max(share for share in shares if share is not None)
+        return Check(name, first.error, first.tolerance, Verdict.FAIL, note, relative)
     error = max((check.error for check in checks), default=0.0)
     tolerance = max((check.tolerance for check in checks), default=0.0)
     return Check(name, error, tolerance, Verdict.OK, f"{len(checks)} compared")

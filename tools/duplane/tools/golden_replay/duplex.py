@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.tools.golden_replay.check import Check, Verdict, compare, differs, same, worst
+from duplane.tools.golden_replay.forcing import TeacherForcing
 from duplane.tools.golden_replay.recording import (
     NO_VOICE,
     CountingVocoder,
@@ -64,14 +66,20 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
     target.capture(loaded)
     for path, trace in traces.items():
         arrays = np.load(path.with_suffix(".npz"))
-        yield from SessionReplay(golden, loaded, trace, arrays).checks()
+        forcing = None if target.is_exact else TeacherForcing()
+        yield from SessionReplay(golden, loaded, trace, arrays, forcing).checks()
 
 
 class SessionReplay:
     """One recorded session, replayed through its own model."""
 
     def __init__(
-        self, golden: Path, loaded: ModelParts, trace: dict[str, Any], arrays: Any
+        self,
+        golden: Path,
+        loaded: ModelParts,
+        trace: dict[str, Any],
+        arrays: Any,
+        forcing: TeacherForcing | None = None,
     ) -> None:
         self._trace, self._arrays = trace, arrays
         self._name = trace["name"]
@@ -87,12 +95,16 @@ class SessionReplay:
         last = max(_audio_end(unit) for unit in self._units)
         self._images = golden / "images"
         self._audio = read_audio(golden / "audio" / trace["audio"], last)
+        self._forcing = forcing
         self._ids: list[int] = []
         self._seen: dict[str, list[Check]] = {}
 
     def checks(self) -> Iterator[Check]:
         """Yield one check per kind of comparison, combined over all units."""
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._model.close, SLOT)
+            if self._forcing is not None:
+                stack.enter_context(self._forcing.of(self._model))
             yield from self._prepare()
             # A stop ends the session: the worker sends no more units to the model.
             units = list(takewhile(lambda unit: not unit["stop"], self._units))
@@ -101,8 +113,6 @@ class SessionReplay:
             for kind, found in self._seen.items():
                 yield _fold(f"{self._name} {kind}", found)
             yield from self._finish()
-        finally:
-            self._model.close(SLOT)
 
     def _prepare(self) -> Iterator[Check]:
         trace, name = self._trace, self._name
@@ -123,6 +133,8 @@ class SessionReplay:
         end = _audio_end(unit)
         audio = self._audio[end - unit["audio_samples"] : end]
         frames = tuple((self._images / name).read_bytes() for name in unit["frames"])
+        if self._forcing is not None:
+            self._forcing.begin_unit(unit)
         played = Unit(SLOT, audio, unit["force_listen"], frames, unit["max_slice_nums"])
         (result,) = self._model.step([played])
         match result:
@@ -231,6 +243,8 @@ class SessionReplay:
 
     def _finish(self) -> Iterator[Check]:
         name, cache = self._name, self._model.llm.cache
+        if self._forcing is not None:
+            yield self._forcing.check(f"{name} own ids")
         yield same(f"{name} all_token_ids", self._ids, self._trace["all_token_ids"])
         length = cache.length(SLOT)
         for key in self._arrays.files:
