@@ -34,12 +34,12 @@ GB = 10**9
 CONTEXT = 512
 
 
-def storages() -> dict[int, int]:
-    """Return address and bytes of the storages of all tensors of this process."""
+def storages() -> dict[int, torch.UntypedStorage]:
+    """Return the storages of all tensors of this process by address. The result keeps them."""
     gc.collect()
     found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     held = [each.untyped_storage() for each in found if each.device.type == "cpu"]
-    return {storage.data_ptr(): storage.nbytes() for storage in held}
+    return {storage.data_ptr(): storage for storage in held}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_plan_equals_the_sum_of_the_real_tensors(directory: Path, dtype: str
     model = DuplexModel.load(
         directory, slot_count=slots, context_capacity=CONTEXT, dtype=dtype, turn_rows=turn_rows
     )
-    real = sum(size for at, size in storages().items() if at not in before)
+    real = sum(each.nbytes() for at, each in storages().items() if at not in before)
     held = stages(
         memory.read_config(directory),
         capacity=CONTEXT,
