@@ -112,7 +112,7 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
     },
     **{
         ("GET", f"/pages/client/{name}.js"): (P, Scope.READ)
-        for name in ("index", "session", "events", "sound", "errors")
+        for name in ("index", "session", "resuming", "events", "sound", "errors")
     },
 }
 STRANGERS = ("", "bad", "expired", "disabled", "revoked")
