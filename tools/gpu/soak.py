@@ -72,8 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def soak(options: Options, report: Report, settings: UpSettings) -> None:
     """Run sessions, half of which may speak, and add a row for every period."""
     async with running(settings) as fabric:
+        count = fabric.slot_count
+        if count is None:
+            raise ValueError("slots is auto, must be a number")
         table = report.table(
-            f"{fabric.slot_count} sessions of one unit per second; ms from unit to answer",
+            f"{count} sessions of one unit per second; ms from unit to answer",
             (
                 *("until, s", "units", "listen p50", "listen p99", "speak p50", "speak p99"),
                 *("longest", "dropped", "ended"),
@@ -82,8 +85,8 @@ async def soak(options: Options, report: Report, settings: UpSettings) -> None:
         begin = time.monotonic()
         shared = Soak(fabric.edge, begin + 60 * options.minutes)
         async with asyncio.TaskGroup() as tasks:
-            for number in range(fabric.slot_count):
-                tasks.create_task(keep_talking(shared, number, fabric.slot_count))
+            for number in range(count):
+                tasks.create_task(keep_talking(shared, number, count))
             for period in range(1, PERIODS + 1):
                 until = begin + 60 * options.minutes * period / PERIODS
                 await asyncio.sleep(max(0.0, until - time.monotonic()))

@@ -23,7 +23,7 @@ CEILINGS: dict[Stage | None, tuple[int, int, int]] = {
     Stage.DECODE: (170, 175, 185),
     Stage.TALKER: (2_700, 2_950, 2_950),
     Stage.FLOW: (300, 360, 430),
-    Stage.HIFT: (510, 660, 740),
+    Stage.HIFT: (525, 665, 700),
     None: (8, 36, 260),
 }
 MOST_SCATTERED = 1.2

@@ -122,7 +122,7 @@ class Fabric:
     operator_page: str  # empty if the edge has none, or its address is not known
     scheduler: str
     metrics: Sequence[Address]  # where edge, scheduler and workers serve metrics
-    slots: str  # how many
+    slot_count: int | None  # None if the workers choose it by their memory
     note: str  # about the model; empty for a checkpoint of the user
     roles: Sequence[Role]
 
@@ -163,12 +163,13 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     async with traced(is_traced, settings.trace_out, show), running(settings) as fabric:
         interrupt.cancel()
         note = f"; {fabric.note}" if fabric.note else ""
+        slots = "slots by memory" if fabric.slot_count is None else f"{fabric.slot_count} slots"
         s = "s" if settings.tls_cert or settings.tls_self_signed else ""
         page = f" {fabric.talk_page}" if fabric.talk_page else ""
         show(
             f"duplane is ready:{page} ws{s}://{fabric.edge}/v1/realtime?mode=audio"
             f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
-            f" ({fabric.slots}{note})\n"
+            f" ({slots}{note})\n"
         )
         if fabric.operator_page:
             show(f"for operators: {fabric.operator_page}\n")
@@ -309,14 +310,14 @@ async def running(settings: UpSettings, certificates: Path | None = None) -> Asy
             operator_page=operator_page(edge_settings, served),
             scheduler=scheduler.address,
             metrics=metrics,
-            slots=_slots(settings.worker_count, worker_settings.slot_count),
+            slot_count=_slot_count(settings.worker_count, worker_settings.slot_count),
             note=_note(worker_settings.checkpoint, is_random=is_random),
             roles=(edge, *workers, scheduler),
         )
 
 
-def _slots(worker_count: int, slot_count: SlotCount) -> str:
-    return "slots by memory" if slot_count == AUTO else f"{worker_count * slot_count} slots"
+def _slot_count(worker_count: int, slot_count: SlotCount) -> int | None:
+    return None if slot_count == AUTO else worker_count * slot_count
 
 
 def _note(checkpoint: Path | str, *, is_random: bool) -> str:
