@@ -20,6 +20,7 @@ export class SentInput {
   #sent = [];
   #waiting = [];
   #end = 0;
+  #dropped = 0; // samples that were never sent
   #limit = Infinity; // of the input to send, while the client catches up
 
   get firstSample() {
@@ -31,7 +32,10 @@ export class SentInput {
     this.#end += samples.length;
     if (this.isAsked) return;
     for (const kept of [this.#sent, this.#waiting]) {
-      while (kept.length > 0 && endOf(kept[0]) <= this.#end - KEPT_SAMPLES) kept.shift();
+      while (kept.length > 0 && endOf(kept[0]) <= this.#end - KEPT_SAMPLES) {
+        const { samples: dropped } = kept.shift();
+        if (kept === this.#waiting) this.#dropped += dropped.length;
+      }
     }
   }
 
@@ -45,7 +49,8 @@ export class SentInput {
 
   /** Let all input from a sample on wait again. Return how many samples before it are lost. */
   rewind(nextSample) {
-    const lost = Math.max(0, this.firstSample - nextSample);
+    const lost = Math.max(this.#dropped, this.firstSample - nextSample);
+    this.#dropped = 0;
     const kept = [...this.#sent, ...this.#waiting];
     this.#sent = kept.filter((one) => endOf(one) <= nextSample);
     this.#waiting = kept.slice(this.#sent.length);

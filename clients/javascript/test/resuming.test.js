@@ -162,7 +162,8 @@ test("input is kept for ten seconds, and sent again no faster than the server ta
   const second = new Float32Array(16000);
   for (let count = 0; count < 12; count += 1) kept.add(second, {});
   assert.equal(kept.firstSample, 32000);
-  assert.equal(kept.rewind(16000), 16000);
+  assert.equal(kept.rewind(32000), 32000); // the server was told the first sample
+  assert.equal(kept.rewind(16000), 16000); // it was not
   const taken = () => {
     let count = 0;
     while (kept.take()) count += 1;

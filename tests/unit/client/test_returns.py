@@ -112,7 +112,8 @@ def test_old_input_is_dropped_and_counted_as_lost() -> None:
     for _ in range(round(KEPT_S) + 2):
         kept.add(second)
     assert kept.first_sample == 2 * INPUT_RATE
-    assert kept.rewind(INPUT_RATE // 2) == 3 * INPUT_RATE // 2
+    assert kept.rewind(2 * INPUT_RATE) == 2 * INPUT_RATE  # the server was told the first sample
+    assert kept.rewind(INPUT_RATE // 2) == 3 * INPUT_RATE // 2  # it was not
     kept.is_asked = True  # the server was told the first sample
     kept.add(second)
     assert kept.first_sample == 2 * INPUT_RATE

@@ -109,6 +109,8 @@ class SentInput:
 
     def __init__(self) -> None:
         self.is_asked = False
+        self.is_away = False  # there is no socket, so all input waits
+        self._dropped = 0  # samples that were never sent
         self._limit: int | None = None  # of the input to send, while the client catches up
         self._sent: deque[Input] = deque()
         self._waiting: deque[Input] = deque()
@@ -139,6 +141,7 @@ class SentInput:
         """Return the next input to send; None if there is none that the server can take now."""
         if not self._waiting:
             self._limit = None
+        if not self._waiting or self.is_away:
             return None
         if self._limit is not None and self._waiting[0].first >= self._limit:
             return None
@@ -148,7 +151,8 @@ class SentInput:
 
     def rewind(self, next_sample: int) -> int:
         """Let all input from a sample on wait again. Return how many samples before it are lost."""
-        lost = max(0, self.first_sample - next_sample)
+        lost = max(self._dropped, self.first_sample - next_sample)
+        self._dropped = 0
         kept = deque((*self._sent, *self._waiting))
         self._sent.clear()
         while kept and kept[0].end <= next_sample:
@@ -158,7 +162,7 @@ class SentInput:
             self._sent.append(before)
         self._waiting = kept
         self._limit = next_sample + _AHEAD_SAMPLES
-        self.is_asked = False
+        self.is_asked = self.is_away = False
         return lost
 
     def begun(self, event: Event) -> bool:
@@ -173,7 +177,8 @@ class SentInput:
     def _drop_old(self) -> None:
         for kept in (self._sent, self._waiting):
             while kept and kept[0].end <= self._end - _KEPT_SAMPLES:
-                kept.popleft()
+                dropped = kept.popleft()
+                self._dropped += dropped.count if kept is self._waiting else 0
 
 
 class Resumption:

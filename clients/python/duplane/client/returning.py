@@ -102,6 +102,7 @@ class Returning:
         DuplexError if the session is closed meanwhile.
         """
         self.leave_s = None
+        self.input.is_away = True
         lost_s = time.monotonic()
         tried = 0
         pause_s = self._wait_s(tried)
