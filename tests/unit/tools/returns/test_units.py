@@ -75,6 +75,18 @@ def test_dropped_unit_is_not_lost() -> None:
     assert units.end() == Faults(units_dropped=1)
 
 
+def test_input_that_the_client_no_longer_has_is_not_expected() -> None:
+    units = Units(FIRST, STEP)
+    for second in range(4):
+        units.sent(second)
+    units.event(0, 0, FIRST, 0, 0.5)
+    units.returned(20.0, 2)
+    units.event(1, 0, FIRST + STEP, 0, 20.5)
+    assert units.has_last.is_set()
+    assert units.latencies_s == [0.5, 17.5]
+    assert units.end() == Faults()
+
+
 def test_faults_add_up() -> None:
     faults = Faults(1, 2, 3, 4, 5)
     faults.add(Faults(10, 10, 10, 10, 10))

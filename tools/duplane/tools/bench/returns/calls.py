@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from duplane.client import DuplexError, DuplexSession, Return
+from duplane.client import INPUT_RATE, DuplexError, DuplexSession, Return
 from duplane.tools.bench.load.plan import UNIT_S
 from duplane.tools.bench.load.sessions import ENCODED_SOUND
 from duplane.tools.bench.options import FabricBench
@@ -75,7 +75,7 @@ class Caller:
     async def _call(self, units: Units, count: int) -> None:
         def returned(back: Return) -> None:
             self._seen.returns.append(back)
-            units.returned(time.monotonic())
+            units.returned(time.monotonic(), round(back.lost_samples / INPUT_RATE))
 
         session = DuplexSession(
             self._url,

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
+from duplane.client import INPUT_RATE
 from duplane.tools.bench.load.files import check_writable
 from duplane.tools.bench.load.plan import UNIT_S
 from duplane.tools.bench.load.row import Percentiles, ProcessCost, process_cost
@@ -145,7 +146,16 @@ def _show(rows: Sequence[ReturnRow]) -> None:
         "resumable calls in B: what was lost",
         (
             *("sessions", "calls", "units", "disturbed", "returns", "asked to leave"),
-            *("calls lost", "lost", "doubled", "out of order", "dropped", "slots left", ""),
+            *(
+                "calls lost",
+                "lost",
+                "doubled",
+                "out of order",
+                "dropped",
+                "too old (s)",
+                "slots left",
+                "",
+            ),
         ),
         [_fault_cells(row) for row in rows],
     )
@@ -187,7 +197,8 @@ def _fault_cells(row: ReturnRow) -> Sequence[str]:
     disturbed = ", ".join(f"{count} {name}" for name, count in sorted(row.disturbances.items()))
     counts = (
         *(faults.calls_lost, faults.units_lost, faults.units_doubled),
-        *(faults.out_of_order, faults.units_dropped, row.slots_left),
+        *(faults.out_of_order, faults.units_dropped),
+        *(round(row.lost_samples / INPUT_RATE), row.slots_left),
     )
     return (
         *map(str, (row.sessions, row.calls, row.units)),

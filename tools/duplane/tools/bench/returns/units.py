@@ -53,9 +53,12 @@ class Units:
         self._sent_s.append(now_s)
         self.has_last.clear()
 
-    def returned(self, now_s: float) -> None:
-        """Note that the client is back."""
+    def returned(self, now_s: float, lost_count: int = 0) -> None:
+        """Note that the client is back. It could not send `lost_count` units again."""
         self._returned_s = now_s
+        del self._sent_s[self._unit + 1 : self._unit + 1 + lost_count]
+        if self._unit + 1 >= len(self._sent_s):
+            self.has_last.set()
 
     def event(self, unit: int, part: int, context: int, dropped: int, now_s: float) -> None:
         """Check an event about a unit."""
