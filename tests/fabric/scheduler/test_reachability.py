@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
+from support.fabric.plain_sessions import PlainSessions
 from support.scheduler.scheduler_harness import AUDIO, CHAT, FakeWorker, SchedulerHarness
 from support.time_limits import WITHIN_S
 
@@ -23,7 +24,7 @@ NOWHERE = "127.0.0.1:1"  # nothing listens on this port
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
-class Sessions(session_pb2_grpc.SessionServiceServicer):
+class Sessions(PlainSessions):
     """A worker's servicer that accepts every claim, or never answers if `is_hung`."""
 
     def __init__(self, *, is_hung: bool = False) -> None:
@@ -39,11 +40,6 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
             if request.HasField("claim"):
                 self.claim_count += 1
                 yield session_pb2.ConverseResponse(claimed=session_pb2.Claimed())
-
-    async def Chat(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
-        self, request: session_pb2.ChatRequest, context: Any
-    ) -> AsyncIterator[session_pb2.ChatResponse]:
-        yield session_pb2.ChatResponse(done=session_pb2.Done())
 
 
 @contextlib.asynccontextmanager

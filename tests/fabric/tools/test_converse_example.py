@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fabric.plain_sessions import PlainSessions
 from support.paths import ROOT
 from support.protocols.transcripts import pcm
 from support.scheduler.scheduler_harness import SchedulerHarness
@@ -22,7 +23,7 @@ EXAMPLE = ROOT / "tools/examples/converse.py"
 Response = session_pb2.ConverseResponse
 
 
-class Sessions(session_pb2_grpc.SessionServiceServicer):
+class Sessions(PlainSessions):
     """A worker's servicer that listens to all units except one, which fails."""
 
     def __init__(self, failed: int) -> None:
@@ -50,11 +51,6 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
                 case _:
                     yield Response(closed=session_pb2.Closed())
                     return
-
-    async def Chat(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
-        self, request: session_pb2.ChatRequest, context: Any
-    ) -> AsyncIterator[session_pb2.ChatResponse]:
-        yield session_pb2.ChatResponse(done=session_pb2.Done())
 
 
 async def run_example(sessions: Sessions, file: Path) -> list[str]:
