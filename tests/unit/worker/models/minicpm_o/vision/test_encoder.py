@@ -238,7 +238,6 @@ def test_weights_of_a_wrong_shape_are_reported_by_name(tmp_path: Path) -> None:
         ({}, {"vision_config": {"num_hidden_layers": 0}}, "layer_count"),
         ({}, {"vision_config": {"patch_size": 0}}, "patch_size"),
         ({}, {"vision_batch_size": 0}, "batch_size"),
-        ({}, {"vision_config": None}, "vision_config"),
         ({}, {"hidden_size": 98}, "hidden_size"),
     ],
 )
