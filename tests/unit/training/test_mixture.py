@@ -144,7 +144,7 @@ def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
         assert starts == sorted(starts)
         assert starts[-1] < made.end_s <= len(made.samples) / RATE
         refused += made.exchange.answer == UNKNOWN
-    assert 0 < refused < 40
+    assert 10 < refused < 60
 
 
 def test_mixture_has_changed_phrases_and_joined_words(

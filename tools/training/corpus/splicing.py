@@ -20,7 +20,8 @@ from training.domain import TRAINED_WORDS, UNKNOWN, Exchange, draw_exchange
 PERSON = "person:"
 """Prefix of the names of speakers whose digits are recordings."""
 _PERSON_SHARE = 0.75
-_SHUFFLED_SHARE = 0.08
+_SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.12
+_OTHER_WORDS = (4, 9)
 _GAP_S = (0.0, 0.14)
 _MARGIN_S = 0.02
 _EDGE_S = 0.004
@@ -81,13 +82,17 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
     if bank.people and chance.random() < _PERSON_SHARE:
         person = bank.people[chance.choice(sorted(bank.people))]
     while True:
+        if chance.random() < _OTHER_SHARE:
+            words = _other_words(chance, [*person, *bank.synthesised])
+            exchange = Exchange("unknown", " ".join(words), UNKNOWN)
+            break
         exchange = draw_exchange(chance, TRAINED_WORDS)
         if person and exchange.kind not in _SPOKEN:
             continue
         words = exchange.question.split()
         if all(word in person or word in bank.synthesised for word in words):
             break
-    if chance.random() < _SHUFFLED_SHARE and len(words) > 2:
+    if exchange.answer != UNKNOWN and len(words) > 2 and chance.random() < _SHUFFLED_SHARE:
         words = _shuffled(words, chance)
         exchange = Exchange("unknown", " ".join(words), UNKNOWN)
     own, other = draw_voice_change(changes, numbers), draw_voice_change(changes, numbers)
@@ -98,6 +103,14 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
         parts.append(_changed(samples, marks, own if word in person else other))
     gaps = [chance.uniform(*_GAP_S) for _ in parts]
     return _joined(exchange, words, parts, gaps)
+
+
+def _other_words(chance: Random, known: Sequence[str]) -> list[str]:
+    """Draw words in any order, digits of a person among them: nothing that the model answers."""
+    others = [word for word in known if word in TRAINED_WORDS] or [*known]
+    count = chance.randint(*_OTHER_WORDS)
+    words = [chance.choice(known if chance.random() < 0.4 else others) for _ in range(count)]
+    return [chance.choice(others), *words[1:]]
 
 
 def _shuffled(words: Sequence[str], chance: Random) -> list[str]:
