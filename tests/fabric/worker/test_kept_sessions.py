@@ -159,6 +159,24 @@ async def test_the_edge_that_attaches_last_has_the_session() -> None:
         assert (await refused(rig)).reason is Reason.UNKNOWN_SESSION
 
 
+async def test_lease_that_its_holder_gives_back_does_not_end_the_session_of_another_edge() -> None:
+    async with running_worker() as rig:
+        granted = rig.grant(session_id="s")
+        revoke = registry_pb2.Revoke(fencing_number=rig.last_number(0), lease_id=granted.lease_id)
+        async with rig.opened(granted, SETTINGS) as first:
+            await first.write(session_pb2.ConverseRequest(keep=keep()))
+            await say(first, 0)
+            async with attached(rig) as second:
+                await read_copy(second)
+                await rig.scheduler.tell(revoke=revoke)
+                await rig.scheduler.tell(drain=registry_pb2.Drain())
+                await second.leaving()  # the worker has both messages, in this order
+                assert (await say(second, 1)).context_token_count == context(2)
+                revoke.is_end = True
+                await rig.scheduler.tell(revoke=revoke)
+                assert (await second.closed()).reason == session_pb2.CLOSE_REASON_OPERATOR
+
+
 async def test_units_that_run_meanwhile_are_answered_to_the_next_edge() -> None:
     async with running_worker() as rig, kept(rig) as first:
         await say(first, 0)

@@ -152,6 +152,11 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         """Whether the call has no stream."""
         return self._connection.left.done()
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether another edge than the holder of the lease has taken the session."""
+        return self.copy is not None and self.copy.attach_number > 0
+
     def _lose(
         self,
         connection: Connection[session_pb2.ConverseResponse],

@@ -134,11 +134,18 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
     def end(self, slot: int, reason: session_pb2.CloseReason) -> None:
-        """Close the call that holds a slot, if there is one."""
+        """Close the call that holds a slot, if there is one.
+
+        An edge that loses this worker gives the lease back, and may not know that another edge has
+        taken the session since. Such a session goes on; it has its own time limits without an edge.
+        """
         if call := self._calls.get(slot):
             if isinstance(call, DuplexCall):
-                # An edge that cannot reach this worker gives the lease back; its client may return.
-                call.keeps_copy = reason == session_pb2.CLOSE_REASON_REVOKED
+                is_revoked = reason == session_pb2.CLOSE_REASON_REVOKED
+                if is_revoked and call.is_adopted:
+                    _log.info("slot %d: the session goes on at another edge", slot)
+                    return
+                call.keeps_copy = is_revoked  # the client may return
             call.close(reason)
 
     def drain(self, remaining_s: float | None = None) -> None:
