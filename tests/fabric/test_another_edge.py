@@ -90,6 +90,15 @@ class Fabric:
 
         await until(is_free, WITHIN_S)
 
+    async def waits(self, edge: Server, count: int) -> None:
+        """Wait until so many tickets wait for a slot."""
+
+        async def has_tickets() -> bool:
+            status = (await asyncio.to_thread(get_json, f"http://{edge.address}/status"))[1]
+            return status.get("ticket_count") == count
+
+        await until(has_tickets, WITHIN_S)
+
 
 @pytest.fixture(scope="module")
 async def fabric() -> AsyncGenerator[Fabric]:
@@ -279,6 +288,35 @@ async def test_session_without_a_slot_is_rebuilt_by_the_other_edge(
     await caller.units(2)
     assert [event["unit"] for event in caller.heard if event["part"] == 0] == [0, 1, 2, 3, 4]
     await caller.end()
+    await fabric.all_free(other)
+
+
+@pytest.mark.slow
+async def test_session_without_a_slot_comes_before_later_clients_at_the_other_edge(
+    fabric: Fabric, caller: Caller, sockets: contextlib.AsyncExitStack
+) -> None:
+    former, other = await fabric.add_edge("--hold-s", "0.05"), fabric.edges[0]
+    await caller.begin(former)
+    await caller.units(1)
+    await former.kill()
+    await fabric.all_free(other)
+    holders = [Caller(SPEAKERS["b"], sockets) for _ in range(SLOTS)]
+    for holder in holders:
+        await holder.begin(other)
+    later = Caller(SPEAKERS["b"], sockets)
+    await later.connect(other)
+    await later.until("session.queued")
+    await caller.come_back(other)
+    await fabric.waits(other, 2)
+    await holders[0].end()
+    await caller.units(1)
+    await fabric.waits(other, 1)
+    await caller.end()
+    await later.until("session.queue_done")
+    await later.send(later.speaker.settings)
+    await later.until(later.speaker.ready)
+    for client in (later, *holders[1:]):
+        await client.end()
     await fabric.all_free(other)
 
 

@@ -11,6 +11,7 @@ import hmac
 
 _HOLDER_CONTEXT = b"duplane caller\0"
 _PROOF_CONTEXT = b"duplane ticket\0"
+_SESSION_CONTEXT = b"duplane session\0"
 _SEPARATOR = "\0"  # no caller may use it in a request id
 _SCOPE_LENGTH = 32  # hexadecimal digits
 
@@ -56,3 +57,23 @@ def is_proven(
     """True if `proof` is the proof of this ticket and holder."""
     expected = ticket_proof(key, order, holder, is_granted=is_granted)
     return bool(key) and hmac.compare_digest(expected, proof)
+
+
+def session_proof(key: bytes, order: int, session_id: str, tenant_id: str) -> bytes:
+    """Return the proof that a session has had a slot with the ticket `order`.
+
+    It holds for every caller that continues the session. There is none without a `session_id`, or
+    without the secret `key` of the store.
+    """
+    if not (key and session_id):
+        return b""
+    session = hashlib.sha256(repr((session_id, tenant_id)).encode()).digest()
+    return hmac.digest(key, _SESSION_CONTEXT + order.to_bytes(8) + session, "sha256")
+
+
+def is_proven_of_session(
+    key: bytes, order: int, session_id: str, tenant_id: str, proof: bytes
+) -> bool:
+    """True if `proof` is the proof of this ticket and session."""
+    expected = session_proof(key, order, session_id, tenant_id)
+    return bool(expected) and hmac.compare_digest(expected, proof)

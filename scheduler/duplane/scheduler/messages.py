@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
-from duplane.scheduler.holders import ticket_proof
+from duplane.scheduler.holders import session_proof, ticket_proof
 from duplane.scheduler.incarnations import public_incarnation
 from duplane.scheduler.lost_workers import LostWorker
 from duplane.scheduler.policy.fair_queue import QueueEntry
@@ -31,6 +31,11 @@ def _proof(ticket: Ticket, key: bytes, *, is_granted: bool = False) -> bytes:
     return ticket_proof(key, ticket.order, ticket.holder, is_granted=is_granted)
 
 
+def _session_proof(ticket: Ticket, key: bytes) -> bytes:
+    request = ticket.request
+    return session_proof(key, ticket.order, request.session_id, request.tenant_id)
+
+
 def granted(
     grant: Grant, worker: Worker, keys: LeaseKeys, claim_timeout_s: float, ticket_key: bytes
 ) -> lease_pb2.Granted:
@@ -43,6 +48,7 @@ def granted(
         claim_timeout=to_duration(claim_timeout_s),
         ticket_id=grant.ticket.ticket_id if grant.ticket else "",
         ticket_proof=_proof(grant.ticket, ticket_key, is_granted=True) if grant.ticket else b"",
+        session_proof=_session_proof(grant.ticket, ticket_key) if grant.ticket else b"",
         worker_id=grant.claims.worker_id,
         worker_incarnation=public_incarnation(register.incarnation),
         model=register.model if register.HasField("model") else None,

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.holders import is_open_to, is_proven
+from duplane.scheduler.holders import is_open_to, is_proven, is_proven_of_session
 from duplane.scheduler.policy.fair_queue import QueueEntry
 from duplane.scheduler.policy.needs import MODEL, demand_of, needs_of
 from duplane.scheduler.queue_tokens import QueueTokens, read_ticket_key
@@ -264,16 +264,19 @@ class Waiters:
     ) -> int | None:
         """Return the order to which a request returns; None if it goes to the end of the queue.
 
-        A caller may return with an order that a scheduler has issued to it. Callers of older
-        releases cannot prove this.
+        A caller may return with an order that a scheduler has issued to it, or to the former caller
+        of the session that it continues. Callers of older releases cannot prove this.
         """
         if not request.ticket_id:
             return None
         order = parse_ticket_id(request.ticket_id)
         key = await read_ticket_key(self._store)
         grants = self._state.grants_of_order(order)
-        had_slot = is_proven(key, order, holder, proof, is_granted=True) or any(
-            is_open_to(grant.holder, holder) for grant in grants
+        session = request.session_id, request.tenant_id
+        had_slot = (
+            is_proven(key, order, holder, proof, is_granted=True)
+            or is_proven_of_session(key, order, *session, proof)
+            or any(is_open_to(grant.holder, holder) for grant in grants)
         )
         if had_slot:
             return order

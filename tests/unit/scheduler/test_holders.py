@@ -10,7 +10,9 @@ from duplane.scheduler.holders import (
     is_free_of_scope,
     is_open_to,
     is_proven,
+    is_proven_of_session,
     scoped,
+    session_proof,
     ticket_proof,
 )
 
@@ -51,6 +53,28 @@ def test_nothing_is_proven_without_the_key_of_the_store(order: int, holder: byte
     assert ticket_proof(b"", order, holder) == b""
     assert not is_proven(b"", order, holder, b"")
     assert not is_proven(KEY, order, holder, b"")
+
+
+sessions = st.tuples(orders, st.text("s,' ", min_size=1, max_size=4), st.text("t,' ", max_size=4))
+
+
+@given(sessions, sessions)
+def test_proof_of_a_session_is_of_one_order_one_session_and_one_tenant(
+    one: tuple[int, str, str], other: tuple[int, str, str]
+) -> None:
+    proof = session_proof(KEY, *one)
+    assert is_proven_of_session(KEY, *one, proof)
+    assert is_proven_of_session(KEY, *other, proof) == (one == other)
+    assert not is_proven_of_session(b"another key", *one, proof)
+    assert not is_proven(KEY, one[0], b"", proof, is_granted=True)
+
+
+@given(sessions)
+def test_session_without_a_name_or_a_key_proves_nothing(session: tuple[int, str, str]) -> None:
+    order, session_id, tenant_id = session
+    for key, name in ((b"", session_id), (KEY, "")):
+        assert session_proof(key, order, name, tenant_id) == b""
+        assert not is_proven_of_session(key, order, name, tenant_id, b"")
 
 
 request_ids = st.text("a/0", max_size=3)

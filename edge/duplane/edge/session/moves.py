@@ -160,7 +160,10 @@ class Moves:
     def adopt(self, attached: session_pb2.Attached, now: Moment) -> None:
         """Begin with a conversation that another edge had."""
         self._fire(MoveEvent.OPEN_SENT)
-        self.present.granted, self.journal.opening = attached.granted, attached.open
+        granted = attached.granted
+        # The proof of the ticket is for the former edge. Older schedulers send no other one.
+        granted.ticket_proof = granted.session_proof or granted.ticket_proof
+        self.present.granted, self.journal.opening = granted, attached.open
         self.opened(attached.opened, now)
         self._effects.append(Use(self.present))
 

@@ -108,7 +108,7 @@ class Queued(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_proof: _Optional[bytes] = ..., queue_token: _Optional[str] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label", "ticket_proof", "release", "features")
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model", "worker_incarnation", "model_label", "ticket_proof", "release", "features", "session_proof")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class Granted(_message.Message):
     TICKET_PROOF_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_PROOF_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     lease_id: str
     worker_address: str
@@ -133,7 +134,8 @@ class Granted(_message.Message):
     ticket_proof: bytes
     release: str
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ..., ticket_proof: _Optional[bytes] = ..., release: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    session_proof: bytes
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., worker_incarnation: _Optional[str] = ..., model_label: _Optional[str] = ..., ticket_proof: _Optional[bytes] = ..., release: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., session_proof: _Optional[bytes] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("claims", "signature", "key_id")
