@@ -112,7 +112,6 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics, session.identity.session_id)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
-        self._is_leaving = False  # the edge shuts down
         self.adoption: Adoption | None = None  # set before `run` if another edge had the session
         # None ends `_exchange`.
         self._attempts: asyncio.Queue[Acquire | TakePlace | None] = asyncio.Queue()
@@ -153,7 +152,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     def _detach(self, now: Moment, close: Close | None = None) -> bool:
         """Go on without a socket. Return False if the session ends with it."""
-        if self._is_leaving or not self.session.detach(now):
+        if not self.session.detach(now):
             return False
         _log.info("the client is away")
         self._drop_socket(close or Close(CloseReason.GONE))
@@ -199,7 +198,6 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     def go_away(self, after_s: float) -> None:
         """Ask the client to go to another edge in `after_s` seconds."""
-        self._is_leaving = True
         now = self._clock.now()
         self._apply(self.session.go_away(after_s, now), now)
 
@@ -453,7 +451,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     async def _end_input(self, slot: Slot, stream: ConverseStream) -> None:
         """End the input of a call. If the session continues elsewhere, cancel the call later."""
         if slot.is_kept:
-            await stream.close(keep_copy=self.session.moves.phase is MovePhase.PARKED)
+            is_parked = self.session.moves.phase is MovePhase.PARKED
+            await stream.close(keep_copy=is_parked or self.session.may_go_on_elsewhere)
         await stream.end_input()
         if self.session.closed is None:
             await asyncio.sleep(self._limits.end_s)

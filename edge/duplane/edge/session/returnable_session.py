@@ -39,6 +39,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 GONE = Close(CloseReason.GONE)
 _RETURNED = Close(CloseReason.RETURNED)
+_LOST_SOCKETS = (CloseReason.GONE, CloseReason.TOO_SLOW)
 # A client that has no slot, and whose sessions may be here, has so much time to name its session
 # before it is refused.
 NAMING_S = 1.0
@@ -64,6 +65,7 @@ class ReturnableSession(Session[DuplexDialect]):
         self.detachment: Detachment | None = None  # of a resumable session that has begun
         self.replies = PendingReplies()  # used if the dialect replies to appends
         self.is_resumable = False
+        self.is_leaving = False  # the edge shuts down
         self.returned: Return | None = None  # the client has returned to another session
         # Whether the client may have another session here.
         self.may_be_return: Callable[[], bool] = lambda: False
@@ -201,10 +203,22 @@ class ReturnableSession(Session[DuplexDialect]):
         """Whether the session has no socket, and goes on."""
         return self.detachment is not None and self.detachment.is_detached
 
+    @property
+    def may_go_on_elsewhere(self) -> bool:
+        """Whether the session has ended only because this edge shuts down and has no socket of it.
+
+        Its client may have another edge go on with the copy at the worker.
+        """
+        close = self.closed
+        if close is None or close.is_wanted or not self.is_leaving:
+            return False
+        return self.detachment is not None and close.reason in _LOST_SOCKETS
+
     def detach(self, now: Moment) -> bool:
         """Record that the socket is lost. Return False if the session ends with it."""
         detachment = self.detachment
-        if self.closed or detachment is None or detachment.presence is not Presence.ATTACHED:
+        is_over = self.closed or self.is_leaving
+        if is_over or detachment is None or detachment.presence is not Presence.ATTACHED:
             return False
         detachment.lose(now)
         self.time_limits.start(TimeLimit.RETURN, self._limits.resume_s, now)
@@ -291,7 +305,11 @@ class ReturnableSession(Session[DuplexDialect]):
         return [self.dialect.notice("replaced", {}, now)]
 
     def go_away(self, after_s: float, now: Moment) -> list[bytes]:
-        """Ask the client to go to another edge in `after_s` seconds: this one shuts down."""
+        """Ask the client to go to another edge in `after_s` seconds: this one shuts down.
+
+        From now on the session ends here with its socket; see `may_go_on_elsewhere`.
+        """
+        self.is_leaving = True
         if self.is_detached:
             return self.end(GONE, now)
         within_s = self._limits.drain_s
