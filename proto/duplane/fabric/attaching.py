@@ -67,23 +67,33 @@ class SessionTaker:
         `addresses` are those of the workers with a lease of the session, the best first. `others`
         are those of all workers, which may have its copy.
         """
-        failures = list[FabricError]()
         async with contextlib.AsyncExitStack() as stack:
-            for address in addresses:
-                try:
-                    yield await stack.enter_async_context(self._attached(address, attach))
-                    return
-                except FabricError as error:
-                    failures.append(error)
-            is_away = any(error.reason is Reason.UNAVAILABLE for error in failures)
+            yield await self._take(stack, attach, addresses, others)
+
+    async def _take(
+        self,
+        stack: contextlib.AsyncExitStack,
+        attach: session_pb2.Attach,
+        addresses: Sequence[str],
+        others: Sequence[str],
+    ) -> TakenSession:
+        failures, occupied = list[FabricError](), list[str]()
+        for address in addresses:
             try:
-                taken = await self._taken_over(attach, others, failures)
+                return await stack.enter_async_context(self._attached(address, attach))
             except FabricError as error:
-                if is_away and error.reason is Reason.UNKNOWN_SESSION:
-                    message = "the worker with the lease of the session does not answer"
-                    raise FabricError(Reason.UNAVAILABLE, message) from None
-                raise
-            yield taken
+                failures.append(error)
+        is_away = any(error.reason is Reason.UNAVAILABLE for error in failures)
+        try:
+            return await self._taken_over(attach, others, failures, occupied)
+        except FabricError as error:
+            for address in set(occupied) - set(addresses):
+                # The scheduler has lost the lease, or does not tell the address of its worker.
+                return await stack.enter_async_context(self._attached(address, attach))
+            if is_away and error.reason is Reason.UNKNOWN_SESSION:
+                message = "the worker with the lease of the session does not answer"
+                raise FabricError(Reason.UNAVAILABLE, message) from None
+            raise
 
     @contextlib.asynccontextmanager
     async def _attached(
@@ -101,9 +111,16 @@ class SessionTaker:
                 await stream.finish()
 
     async def _taken_over(
-        self, attach: session_pb2.Attach, addresses: Sequence[str], failures: list[FabricError]
+        self,
+        attach: session_pb2.Attach,
+        addresses: Sequence[str],
+        failures: list[FabricError],
+        occupied: list[str],
     ) -> TakenSession:
-        """Take the copy with the most units of a session without a slot."""
+        """Take the copy with the most units of a session without a slot.
+
+        Adds to `occupied` the addresses of workers at which the session has a slot.
+        """
         places = asyncio.Semaphore(_ASKED_AT_ONCE)
         request = session_pb2.TakeOverRequest(attach=attach)
         async with contextlib.AsyncExitStack() as stack:
@@ -120,7 +137,9 @@ class SessionTaker:
                         return None
                     except grpc.aio.AioRpcError as error:
                         # A worker of an older release has no such method, and no copy.
-                        failures.append(from_rpc(error))
+                        failures.append(failure := from_rpc(error))
+                        if failure.reason is Reason.SLOT_OCCUPIED:
+                            occupied.append(address)
                         return None
                     if not isinstance(first, session_pb2.TakeOverResponse):
                         return None
@@ -131,16 +150,23 @@ class SessionTaker:
             if not found:
                 raise _telling(failures)
             call, taken = max(found, key=lambda one: one[1].attached.last_sequence)
-            try:
-                async with asyncio.timeout(_COPY_S):
-                    while isinstance(part := await call.read(), session_pb2.TakeOverResponse):
-                        if taken.add(part):
-                            return taken
-            except TimeoutError:
-                pass
-            except grpc.aio.AioRpcError as error:
-                raise from_rpc(error) from None
-            raise FabricError(Reason.UNAVAILABLE, "the worker did not send the whole copy")
+            await _read_copy(call, taken)
+            return taken
+
+
+async def _read_copy(call: _TakeOverCall, taken: TakenSession) -> None:
+    """Read to the end of the call: only then has the worker given the copy to no other edge."""
+    is_whole = False
+    try:
+        async with asyncio.timeout(_COPY_S):
+            while isinstance(part := await call.read(), session_pb2.TakeOverResponse):
+                is_whole = taken.add(part)
+    except TimeoutError:
+        is_whole = False
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(error) from None
+    if not is_whole:
+        raise FabricError(Reason.UNAVAILABLE, "the worker did not send the whole copy")
 
 
 async def _read_attached(stream: ConverseStream, attach: session_pb2.Attach) -> TakenSession:
