@@ -11,7 +11,8 @@ class Identity:
     """The ids of one session; `recording_id` is empty when the session is not recorded.
 
     `model` is the client's name of the model, in its URL; clients of E get it back. `url_id` is the
-    client's own id of the session, in its URL; clients of H get it back.
+    client's own id of the session, in its URL; clients of H get it back. `tenant` is that of the
+    client's credential: only clients of the same one may return to the session.
 
     `may_be_recorded` is true if the edge records sessions, or if the client's credential says
     whether it must be recorded: then a client that is not recorded is told this, too.
@@ -23,6 +24,7 @@ class Identity:
     may_be_recorded: bool = False
     model: str = ""
     url_id: str = ""
+    tenant: str = ""
 
     @property
     def recording_field(self) -> Mapping[str, bool]:

@@ -17,6 +17,7 @@ from duplane.edge.session.edge_note import EdgeNote
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client import SocketClient
+from duplane.edge.transport.rate_limit import NetworkRates
 from duplane.fabric.attaching import TakenSession
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
@@ -27,7 +28,10 @@ _log = logging.getLogger(__name__)
 # Sessions that are looked for at the same time; further clients must come again. So clients that
 # name sessions that do not exist cause few calls.
 _AT_ONCE = 64
+_FAILED_PER_MINUTE = 60.0  # returns of a network that find no session; further ones must come again
+_TAKEN_PER_MINUTE = 10.0  # returns to one session, of which the whole copy is sent
 _BUSY = ErrorCode.RESUME_BUSY, "token: the session cannot be taken now; come again"
+_TOO_OFTEN = ErrorCode.RESUME_REFUSED, "the session was resumed too often"
 _REFUSALS: Mapping[Reason, tuple[ErrorCode, str]] = {
     Reason.NOT_ALLOWED: (ErrorCode.RESUME_REFUSED, "token: it belongs to no session"),
     Reason.COPY_STALE: (ErrorCode.RESUME_STALE, "unit: the session has no such event"),
@@ -58,6 +62,9 @@ class RemoteReturns:
         self._pool = pool
         self._clock = clock
         self._count = 0
+        self._failed = NetworkRates(_FAILED_PER_MINUTE / 60, _FAILED_PER_MINUTE)
+        # By session id. Only clients with its token can cause that a session is counted.
+        self._taken = NetworkRates(_TAKEN_PER_MINUTE / 60, _TAKEN_PER_MINUTE)
 
     async def run(
         self, client: SocketClient, asking: DuplexSession, request: ClientRequest
@@ -71,15 +78,39 @@ class RemoteReturns:
             return
         async with contextlib.AsyncExitStack() as stack:
             with self._sessions.admitted(asking.dialect.mode, request) as refusal:
-                found = _BUSY if refusal else await self._find(stack, asking, returned)
+                found = _BUSY if refusal else await self._look(stack, asking, returned, request)
                 if isinstance(found, _Found):
                     mode = found.session.dialect.mode
                     await self._sessions.run(client, found.session, mode, request, found.adoption)
                     return
         await resumes.refuse(client, asking, *found)
 
+    async def _look(
+        self,
+        stack: contextlib.AsyncExitStack,
+        asking: DuplexSession,
+        returned: Return,
+        request: ClientRequest,
+    ) -> _Found | tuple[ErrorCode, str]:
+        """Take the session, unless its client or the clients of its network return too often."""
+        now_s, network = self._clock.now().monotonic_s, request.network
+        if network and self._failed.wait_s(network, now_s):
+            return _BUSY
+        if self._taken.wait_s(returned.session_id, now_s):
+            return _TOO_OFTEN
+        found = await self._find(stack, asking, returned, request.caller.tenant)
+        if isinstance(found, _Found):
+            self._taken.spend(returned.session_id, now_s)
+        elif network and found != _BUSY:
+            self._failed.spend(network, now_s)
+        return found
+
     async def _find(
-        self, stack: contextlib.AsyncExitStack, asking: DuplexSession, returned: Return
+        self,
+        stack: contextlib.AsyncExitStack,
+        asking: DuplexSession,
+        returned: Return,
+        tenant: str,
     ) -> _Found | tuple[ErrorCode, str]:
         """Take the session from its worker, or return why that is not possible."""
         if self._count >= _AT_ONCE:
@@ -93,7 +124,7 @@ class RemoteReturns:
         try:
             taking = self._fabric.take_session(attach, self._pool)
             taken = await stack.enter_async_context(taking)
-            return self._restored(taken, asking, returned)
+            return self._restored(taken, asking, returned, tenant)
         except FabricError as error:
             _log.info("session %s is not taken: %s", returned.session_id, error)
             return _REFUSALS.get(error.reason, _BUSY)
@@ -103,11 +134,14 @@ class RemoteReturns:
         finally:
             self._count -= 1
 
-    def _restored(self, taken: TakenSession, asking: DuplexSession, returned: Return) -> _Found:
+    def _restored(
+        self, taken: TakenSession, asking: DuplexSession, returned: Return, tenant: str
+    ) -> _Found:
         """Return the session as it goes on here. Raises FabricError and ValueError."""
         note, now = EdgeNote.from_bytes(taken.attached.edge_note), self._clock.now()
         session = restored_session(note, self._limits, now, self._sessions.continuity)
-        if session.dialect.return_event != asking.dialect.return_event:
-            raise FabricError(Reason.NOT_ALLOWED, "the session belongs to another URL")
+        is_same = session.dialect.return_event == asking.dialect.return_event
+        if session.identity.tenant != tenant or not is_same:
+            raise FabricError(Reason.NOT_ALLOWED, "the session belongs to another client or URL")
         events = session.adopt(taken, note, returned, now)
         return _Found(session, Adoption(events, taken.stream))

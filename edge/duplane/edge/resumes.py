@@ -92,7 +92,7 @@ class Resumes:
         """
         runner = self._find(returned)
         if runner is None:
-            return returned.session_id not in self._ended
+            return bool(returned.session_id) and returned.session_id not in self._ended
         detachment, cursor = runner.session.detachment, Cursor(returned.unit, returned.part)
         is_old = (
             detachment is not None
@@ -106,7 +106,8 @@ class Resumes:
 
     def ended(self, session: DuplexSession) -> None:
         """Remember the token of a session that has ended, to tell its client so."""
-        is_elsewhere = session.closed and session.closed.reason is CloseReason.REPLACED
+        is_replaced = session.closed and session.closed.reason is CloseReason.REPLACED
+        is_elsewhere = is_replaced or session.may_go_on_elsewhere
         if not session.detachment or is_elsewhere:
             return
         self._ended[session.identity.session_id] = session.detachment.digest
@@ -163,9 +164,9 @@ class Resumes:
 
     def _unknown(self, returned: Return) -> tuple[ErrorCode, str]:
         digest = self._ended.get(returned.session_id)
-        if digest is None:
+        if digest is None and returned.session_id:
             return ErrorCode.RESUME_LOST, "token: the session is lost"
-        if hmac.compare_digest(digest, digest_of(returned.secret)):
+        if digest and hmac.compare_digest(digest, digest_of(returned.secret)):
             return ErrorCode.RESUME_EXPIRED, "token: the session has ended"
         return ErrorCode.RESUME_REFUSED, "token: it belongs to no session"
 

@@ -281,6 +281,7 @@ class SessionRegistry:
             may_be_recorded=settings is not None or may_record is not None,
             model=request.target.model,
             url_id=request.target.url_id,
+            tenant=request.caller.tenant,
         )
 
     async def run(

@@ -161,6 +161,8 @@ class Leave:
 class Return:
     """A client returns to the session `session_id`, which another socket had before.
 
+    The id is empty if the token has another form than those of edges.
+
     The last event that it has is event `part` of `unit`; both are -1 if it has none. `from_sample`
     is the first sample of its input that it can still send; None if it has all that is missing.
     """

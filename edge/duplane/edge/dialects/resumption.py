@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import orjson
 
 from duplane.edge.client_errors import ClientError, ErrorCode
@@ -12,6 +14,7 @@ from duplane.edge.settings import Limits
 FIELD = "resumable"  # of the settings: the client may return
 _MAX_NUMBER = 2**53
 _MAX_TOKEN_BYTES = 256
+_SESSION_ID = re.compile(r"[A-Za-z0-9_]{1,64}")
 _PLACE = "queue_token"  # of the settings: the place in the queue that the client had elsewhere
 MAX_PLACE_BYTES = 512  # schedulers refuse longer ones
 
@@ -28,9 +31,14 @@ def reads_return(event: Fields, return_event: str, limits: Limits) -> bool:
 
 
 def read_return(event: Fields) -> Return:
-    """Decode the event. Raises ClientError."""
+    """Decode the event. Raises ClientError.
+
+    A token that no edge has made names no session: what is in it is neither looked for nor logged.
+    """
     token = event.required_text("token", _MAX_TOKEN_BYTES)
     session_id, _, secret = token.partition(".")
+    if not (secret and _SESSION_ID.fullmatch(session_id)):
+        session_id = secret = ""
     unit = event.integer("unit", 0, _MAX_NUMBER)
     part = event.integer("part", 0, _MAX_NUMBER)
     if (unit is None) is not (part is None):
