@@ -87,6 +87,24 @@ def test_input_that_the_client_no_longer_has_is_not_expected() -> None:
     assert units.end() == Faults()
 
 
+def test_input_that_neither_side_has_is_counted_from_what_the_server_says() -> None:
+    units = Units(FIRST, STEP)
+    for second in range(6):
+        units.sent(second)
+    units.event(0, 0, FIRST, 0, 0.5)
+    units.resumed(0, 3)  # units 1 and 2 are lost
+    assert units.lost_count == 2
+    units.returned(20.0, units.lost_count)
+    units.event(1, 0, FIRST + STEP, 0, 20.5)
+    units.resumed(1, 4)
+    assert units.lost_count == 0
+    units.resumed(1, 5)
+    assert units.lost_count == 1
+    units.returned(30.0, units.lost_count)
+    units.event(2, 0, FIRST + 2 * STEP, 0, 30.5)
+    assert units.end() == Faults()
+
+
 def test_faults_add_up() -> None:
     faults = Faults(1, 2, 3, 4, 5)
     faults.add(Faults(10, 10, 10, 10, 10))

@@ -20,6 +20,7 @@ from duplane.tools.bench.returns.units import Faults, Units
 from duplane.worker.models.scripted.model import PROMPT_TOKENS, UNIT_TOKENS
 
 _ANSWER_S = 60.0  # for the last answers of a call, after the last return
+_LONG_S = 8.0  # after which all units that the server has are answered
 _FIRST = asyncio.FIRST_COMPLETED
 _SHORTEST = 5  # units of the shortest call
 _FAILURE_COUNT = 20  # largest number of different failures that are kept
@@ -75,7 +76,8 @@ class Caller:
     async def _call(self, units: Units, count: int) -> None:
         def returned(back: Return) -> None:
             self._seen.returns.append(back)
-            units.returned(time.monotonic(), round(back.lost_samples / INPUT_RATE))
+            lost = round(back.lost_samples / INPUT_RATE)
+            units.returned(time.monotonic(), units.lost_count if back.away_s > _LONG_S else lost)
 
         session = DuplexSession(
             self._url,
@@ -137,5 +139,7 @@ def _check(event: Mapping[str, Any], units: Units) -> None:
             context = event.get("kv_cache_length", metrics.get("kv_cache_length", 0))
             dropped = metrics.get("dropped_units", 0) if part == 0 else 0
             units.event(unit, part, context, dropped, time.monotonic())
+        case {"type": "session.resumed", "unit": int(unit), "next_sample": int(sample)}:
+            units.resumed(unit, round(sample / INPUT_RATE))
         case _:
             pass

@@ -42,6 +42,9 @@ class Units:
     _unit: int = -1
     _part: int = -1
     _returned_s: float | None = None
+    _left_out: int = 0  # units that the client could not send again
+    lost_count: int = 0
+    """How many units the client could not send again at this return, if all others are answered."""
 
     @property
     def sent_count(self) -> int:
@@ -53,9 +56,17 @@ class Units:
         self._sent_s.append(now_s)
         self.has_last.clear()
 
+    def resumed(self, unit: int, next_unit: int) -> None:
+        """Note what the server says: its last unit, and the next one that the client must send.
+
+        The client may also lose input that it has sent, and that the server never received.
+        """
+        self.lost_count = next_unit - (unit + 1) - self.faults.units_dropped - self._left_out
+
     def returned(self, now_s: float, lost_count: int = 0) -> None:
         """Note that the client is back. It could not send `lost_count` units again."""
         self._returned_s = now_s
+        self._left_out += lost_count
         del self._sent_s[self._unit + 1 : self._unit + 1 + lost_count]
         if self._unit + 1 >= len(self._sent_s):
             self.has_last.set()
