@@ -18,6 +18,10 @@ from duplane.fabric.channel import open_channel
 from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.events import FailedUnit
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.session.servicer import SessionServicer
 
 SECRET = "a secret of 256 bits"
@@ -50,7 +54,13 @@ async def kept(
     """Open a session with a copy."""
     async with rig.opened(rig.grant(slot, session_id=session_id), SETTINGS) as client:
         await client.write(session_pb2.ConverseRequest(keep=kept_as or keep()))
+        await occupied(rig, slot)
         yield client
+
+
+async def occupied(rig: Rig, slot: int = 0) -> None:
+    """Wait until the worker has reported that a slot is occupied."""
+    await rig.scheduler.until(lambda: rig.scheduler.report.slots[slot].state == OCCUPIED)
 
 
 @contextlib.asynccontextmanager
@@ -193,6 +203,47 @@ async def test_units_that_run_meanwhile_are_answered_to_the_next_edge() -> None:
             assert [one.sequence for one in deltas] == [one.sequence for one in units] == [0, 1, 2]
             await second.close()
             await second.closed()
+
+
+async def test_unit_that_is_lost_while_it_is_prepared_can_be_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare, is_prepared = DeviceThread.prepare_unit, asyncio.Event()
+
+    async def stay(
+        engine: DeviceThread, channel: SlotChannel, record: UnitRecord
+    ) -> UnitRecord | FailedUnit:
+        if record.unit.sequence == 1 and not is_prepared.is_set():
+            is_prepared.set()
+            await asyncio.Event().wait()  # as pictures may
+        return await prepare(engine, channel, record)
+
+    monkeypatch.setattr(DeviceThread, "prepare_unit", stay)
+    async with running_worker() as rig, kept(rig) as first:
+        await say(first, 0)
+        await first.send(unit(1, 0.5))
+        async with asyncio.timeout(WITHIN_S):
+            await is_prepared.wait()
+        async with attached(rig) as second:
+            assert (await read_copy(second))[0].received_sequence == 0
+            assert (await say(second, 1)).context_token_count == context(2)
+            await second.close()
+            await second.closed()
+
+
+async def test_session_that_is_rebuilt_at_its_former_worker_has_one_copy() -> None:
+    async with running_worker() as rig:
+        async with kept(rig, keep(hold_s=0.0)) as client:
+            await say(client, 0)
+        await rig.all_free()
+        async with kept(rig) as client:
+            await client.write(rebuild(past(0)))
+            await rebuilt(client)
+            async with attached(rig) as edge:
+                assert (await read_copy(edge))[0].last_sequence == 0
+                await edge.close()
+                await edge.closed()
+        assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
 
 
 async def test_one_of_many_edges_that_attach_at_once_goes_on() -> None:

@@ -375,6 +375,10 @@ class DuplexSession(ReturnableSession):
         for delta in taken.deltas:
             if delta.sequence >= begin:
                 self.render_again(delta, now)
+        if taken.attached.is_paused:
+            self.dialect.phase = Phase.PAUSED
+            self.time_limits.stop(TimeLimit.AUDIO)
+            self.moves.queue.paused()
         return self._resume_adopted(taken, returned, now)
 
     def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:

@@ -172,6 +172,10 @@ class RequestQueue:
             self._count_samples(rest)
             self._force_listen |= rest.force_listen
 
+    def paused(self) -> None:
+        """Note that the worker is paused: another edge has asked it to."""
+        self._pause = session_pb2.ConverseRequest(pause=session_pb2.Pause())
+
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
         """Add a request, which is taken after the units that wait now.
 

@@ -283,8 +283,12 @@ class ReturnableSession(Session[DuplexDialect]):
         return self.resume(returned, now)
 
     def _keep(self, slot: Slot, now: Moment) -> session_pb2.ConverseRequest | None:
-        """Return the request to keep a copy, once for each worker that accepts it."""
-        if not slot.accepts_keep or slot.is_kept or self.detachment is None:
+        """Return the request to keep a copy, once for each worker that accepts it.
+
+        Without a journal, no edge could go on with the session.
+        """
+        detachment, has_journal = self.detachment, self.moves.journal.is_whole
+        if slot.is_kept or not slot.accepts_keep or detachment is None or not has_journal:
             return None
         slot.is_kept = True
         granted = lease_pb2.Granted()
@@ -292,7 +296,7 @@ class ReturnableSession(Session[DuplexDialect]):
         granted.ClearField("lease")
         within_s = min(self._limits.resume_s, MAX_KEEP_S)
         keep = session_pb2.Keep(
-            token_sha256=self.detachment.digest,
+            token_sha256=detachment.digest,
             within=to_duration(within_s),
             hold=to_duration(min(self._limits.hold_s, within_s)),
             granted=granted,

@@ -240,6 +240,16 @@ def test_session_whose_worker_drains_leaves_it_when_its_client_is_back(talk: Abs
     assert talk.acquired == 1
 
 
+@pytest.mark.parametrize(("has_journal", "wanted"), [(True, "keep"), (False, None)])
+def test_copy_is_asked_for_only_if_an_edge_may_go_on_with_it(
+    talk: Absent, *, has_journal: bool, wanted: str | None
+) -> None:
+    talk.moves.present.accepts_keep = True
+    talk.moves.journal.is_whole = has_journal  # False: `--continuity off`, or it was given up
+    outgoing = talk.session.take(talk.now)
+    assert (outgoing.request.WhichOneof("message") if outgoing else None) == wanted
+
+
 def test_client_that_returns_too_often_is_refused_for_a_minute(talk: Absent) -> None:
     for _ in range(10):
         talk.come_back()

@@ -17,10 +17,13 @@ from duplane.edge.dialects.actions import NO_TAG, Return, Tag
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.routing import ENDPOINTS, Route, restored_session
+from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.edge_note import MAX_NOTE_BYTES, EdgeNote
 from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.edge.settings import Limits
+from duplane.fabric.attaching import TakenSession
+from duplane.fabric.journal import JournalSpace
 from duplane.fabric.v1 import session_pb2
 
 NOW = Moment(36_077.0, 1_714_200_000_000_000_000)
@@ -137,6 +140,33 @@ def test_restored_session_tells_what_the_first_one_would(dialect: str, data: st.
     assert first.session.detachment
     assert second.detachment.cursor == first.session.detachment.cursor
     assert second.dialect.state() == first.session.dialect.state()
+
+
+def test_session_that_is_paused_stays_paused_at_another_edge() -> None:
+    first = Talk("C")
+    note = first.send(0)
+    space = JournalSpace(1_000_000, 1_000_000)
+    continuity = Continuity(space, RebuildPermits(1))
+    second = restored_session(EdgeNote.from_bytes(note), Limits(), NOW, continuity)
+    attached = session_pb2.Attached(
+        open=session_pb2.Open(),
+        opened=session_pb2.Opened(model_digest="m"),
+        edge_note=note,
+        is_paused=True,
+    )
+    second.adopt(
+        TakenSession(attached, deltas=[delta(0, "listen")]),
+        EdgeNote.from_bytes(note),
+        Return("sess_0", first.secret),
+        NOW,
+    )
+    (refused,) = map(orjson.loads, second.receive(orjson.dumps(append("C", 1)), NOW))
+    assert "paused" in refused["error"]
+    for wanted in ("pause", "resume"):  # the session gets another worker, which is paused, too
+        outgoing = second.moves.queue.take()
+        assert outgoing
+        assert outgoing.request.WhichOneof("message") == wanted
+        second.receive(b'{"type":"resume"}', NOW)
 
 
 def long_note() -> EdgeNote:

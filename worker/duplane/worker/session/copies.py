@@ -78,6 +78,11 @@ class SessionCopy:
         digest = hashlib.sha256(secret.encode()).digest()
         return hmac.compare_digest(digest, self._token_sha256)
 
+    def is_former_of(self, copy: SessionCopy) -> bool:
+        """Whether this is a copy of the same session, which has gone on as `copy`."""
+        is_same = self.session_id == copy.session_id and self._token_sha256 == copy._token_sha256
+        return is_same and self is not copy and self.is_detached
+
     def receive(self, request: session_pb2.ConverseRequest) -> None:
         """Note a unit that is put into the inbox."""
         unit = request.unit
@@ -217,7 +222,7 @@ class Copies:
         ready = [copy for copy in allowed if copy.is_ready]
         if not ready:
             raise FabricError(Reason.NOT_READY, "the conversation is being rebuilt")
-        copy = max(ready, key=lambda one: one.last_sequence)
+        copy = max(reversed(ready), key=lambda one: one.last_sequence)  # of equal ones the newest
         if after_sequence(attach) > copy.last_sequence:
             message = f"the copy ends with unit {copy.last_sequence}, the client has more"
             raise FabricError(Reason.COPY_STALE, message, field="after_sequence")
@@ -225,7 +230,7 @@ class Copies:
 
     def answer(self, copy: SessionCopy, outcome: session_pb2.Delta | session_pb2.Failed) -> None:
         """Keep a unit with its outcome."""
-        if isinstance(outcome, session_pb2.Delta):
+        if isinstance(outcome, session_pb2.Delta) and not copy.is_deleted:
             self._make_room(copy, copy.size_of_unit(outcome.sequence) + _size_of(outcome))
         copy.answer(outcome)
         self._bound(copy)
@@ -235,6 +240,9 @@ class Copies:
         self._make_room(copy, rebuild.ByteSize())
         copy.rebuild(rebuild)
         self._bound(copy)
+        if rebuild.is_last:
+            for former in [one for one in self._copies if one.is_former_of(copy)]:
+                self.delete(former)
 
     def _make_room(self, copy: SessionCopy, byte_count: int) -> None:
         """Give up the copies that are detached for the longest time until new bytes have room."""

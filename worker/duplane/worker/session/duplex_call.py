@@ -181,6 +181,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._connection = Connection[session_pb2.ConverseResponse](stream, former.capacity)
         former.leave(superseded())
         self._leaving_reasons.clear()  # this client does not know them
+        if self.copy:  # the client sends a unit again that was prepared when the stream was lost
+            self._last_sequence = self.copy.received_sequence
         self._state.attached(time.monotonic())
         self._is_copying = True
         return self._connection
