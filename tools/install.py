@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         _step(2, "torch from the default index, with CUDA (about 2.5 GB)")
     elif failure := install_cpu_torch(python):
         return _fail(failure)
-    size = "500 MB" if extras == "worker,dev" else "300 MB"
+    size = "700 MB" if extras == "worker,dev" else "300 MB"
     _step(3, f"all packages (about {size} beside torch)")
     if code := pip(python, ("-e", f"{ROOT}[{extras}]")):
         return _fail("the installation failed; the same command continues it", code)

@@ -69,8 +69,9 @@ NETWORKS = ("audio", "vision", "llm", "tts", "vocoder")
 MODEL_FOLDERS = {
     "audio": (),
     "vision": (),
-    "llm": (),
-    "tts": ("llm",),
+    "attention": (),
+    "llm": ("attention",),
+    "tts": ("attention", "llm"),
     "vocoder": ("audio",),
     "preparer_parts": ("audio", "vision", "llm", "vocoder"),
     "loader": (*NETWORKS, "preparer_parts"),
@@ -90,6 +91,7 @@ BASE = (
     "layers",
     "precision",
     "probe",
+    "proof",
     "stopwatch",
     "transfer",
     "types",
@@ -98,12 +100,17 @@ BASE = (
 
 def imports_of(source: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{source}: relative import"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert not getattr(node, "level", 0), f"{source}: relative import"
+            yield from imported_by(node)
+
+
+def imported_by(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    yield node.module or ""
+    yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def is_below(name: str, package: str) -> bool:
@@ -190,6 +197,23 @@ def test_folders_of_the_model_import_one_way() -> None:
             for imported in imports_of(source)
             if part_of_model(imported) not in (None, *allowed)
         ]
+    assert not broken, "\n".join(broken)
+
+
+def test_only_functions_that_need_kernels_import_triton() -> None:
+    """A worker on a CPU has no Triton, and importing it takes a second."""
+
+    def is_kernel(name: str) -> bool:
+        return any(part.startswith("triton") for part in name.split("."))
+
+    broken = [
+        f"{name}: {ast.unparse(node)}"
+        for name, source in SOURCES
+        if not is_kernel(name)
+        for node in ast.parse(source.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(is_kernel(imported) for imported in imported_by(node))
+    ]
     assert not broken, "\n".join(broken)
 
 

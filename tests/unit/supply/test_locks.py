@@ -70,7 +70,7 @@ def test_workers_get_av_from_its_own_lock() -> None:
 def test_no_image_has_tools_of_development() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # Packages of images need these, too.
-    needed = {"opentelemetry-exporter-otlp-proto-common", "packaging", "pyjwt"}
+    needed = {"opentelemetry-exporter-otlp-proto-common", "packaging", "pyjwt", "triton"}
     dev = {name_of(package) for package in project["optional-dependencies"]["dev"]} - needed
     for name in ("edge", "worker-cpu", "worker-cuda"):
         assert not dev & set(locked(name))

@@ -182,6 +182,10 @@ def load_parts(
         log.warning("%s: tensors that the model does not use: %s", directory, surprising)
     if talker is not None:
         talker.fold()
+    if place.type == "cuda":
+        llm.model.use_kernels("LLM")
+        if talker is not None:
+            talker.model.use_kernels("talker")
     folder, vocoder = directory / VOCODER_FOLDER, None
     if preparation.voices is not None:
         vocoder = _load_vocoder(folder, preparation.voices, slot_count, device)

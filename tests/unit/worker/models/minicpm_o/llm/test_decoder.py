@@ -5,23 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.model.decoders import QWEN
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 
-QWEN = DecoderConfig(
-    hidden_size=48,
-    intermediate_size=80,
-    layers=3,
-    query_heads=6,
-    key_heads=2,
-    head_dim=16,
-    rope_theta=50_000.0,
-    norm_eps=1e-6,
-    has_head_norm=True,
-    has_attention_bias=False,
-)
 LLAMA = replace(QWEN, key_heads=6, head_dim=8, has_head_norm=False, rope_theta=10_000.0)
 
 

@@ -8,18 +8,15 @@ ordinary pass one by one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.llm.graph_check import TOLERANCES
 from duplane.worker.models.minicpm_o.llm.kv_cache import Group, KVCache, Rows, causal_mask
+from duplane.worker.models.minicpm_o.proof import TOLERANCES, Proofs
 from duplane.worker.models.minicpm_o.transfer import upload
-
-_log = logging.getLogger(__name__)
 
 SHORTEST = 512
 """The smallest bound on the length of contexts; each further bound is twice the previous one."""
@@ -133,35 +130,30 @@ class StepGraphs(Generic[S]):
     ) -> None:
         """Make a step for every size. If `is_replayed`, capture the steps as CUDA graphs.
 
-        `check(step, run, width, length)` returns the relative error of a step, see `graph_check`.
-        Steps that cannot be captured, or whose results differ from those of the plain path, are
-        left out, and one line of the log says which and why. All slots must be empty.
+        `check(step, run, width, length)` returns the relative error of a step. Steps that cannot
+        be captured, or whose results differ from those of the plain path, are left out; see
+        `proof`. All slots must be empty.
         """
         pool: Any = None
-        refused: list[str] = []
+        proofs = Proofs(f"CUDA graphs of the {self._name}")
         for size in self._sizes():
-            step, run = make(*size), None
-            try:
-                if is_replayed:
-                    graph = Graph(step.run, pool)
-                    pool, run = graph.pool, graph.replay
-                    error = check(step, run, *size)
-                    if error > (allowed := TOLERANCES[self._cache.keys.dtype]):
-                        raise RuntimeError(f"differs by {error:.2g}, {allowed:g} is allowed")
-                self._steps[size] = (step, run or step.run)
-            except torch.AcceleratorError:
-                raise
-            except RuntimeError as error:
-                refused.append(f"{size[0]} slots x {size[1]} rows: {error}")
-        if refused:
-            count = len(refused) + len(self._steps)
-            _log.warning(
-                "%d of %d CUDA graphs of the %s are switched off, which costs speed: %s",
-                len(refused),
-                count,
-                self._name,
-                "; ".join(refused),
-            )
+            step = make(*size)
+            run = step.run
+
+            def capture_and_check(step: S = step, size: tuple[int, int] = size) -> float:
+                nonlocal pool, run
+                graph = Graph(step.run, pool)
+                pool, run = graph.pool, graph.replay
+                return check(step, run, *size)
+
+            name = f"{size[0]} slots x {size[1]} rows"
+            allowed = TOLERANCES[self._cache.keys.dtype]
+            if not is_replayed or proofs.accepts(name, capture_and_check, allowed):
+                self._steps[size] = (step, run)
+                continue
+            for slot in range(size[0]):  # a check that raised has left rows behind
+                self._cache.reset(slot)
+        proofs.report()
 
     def find(self, slots: Sequence[int], length: int) -> tuple[S, Callable[[], None]] | None:
         """Return the fastest step for these slots and for contexts of up to `length` rows.

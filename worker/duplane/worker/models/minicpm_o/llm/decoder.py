@@ -19,6 +19,7 @@ from torch.nn import functional
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
 from duplane.worker.models.minicpm_o.layers import linear, pack_linear
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache, Rows
+from duplane.worker.models.minicpm_o.llm.operations import Operations, use_kernels
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,15 @@ class Attention(nn.Module):
 class GatedFeedForward(nn.Module):
     """The gated feed-forward block."""
 
-    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        operations: Operations,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
+        self._operations = operations
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
         self.up_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
@@ -193,20 +201,26 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Map `[rows, hidden]` to `[rows, hidden]`."""
-        gate, up = functional.linear(states, self.packed_weight).chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate) * up)
+        projected = functional.linear(states, self.packed_weight)
+        return self.down_proj(self._operations.silu_times_up(projected))
 
 
 class Layer(nn.Module):
     """Attention and feed-forward, each with a norm before it and a residual connection."""
 
-    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        operations: Operations,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.norm_eps
         self.input_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
         self.self_attn = Attention(config, device, dtype)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
-        self.mlp = GatedFeedForward(config, device, dtype)
+        self.mlp = GatedFeedForward(config, operations, device, dtype)
 
     def forward(
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
@@ -227,7 +241,11 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Layer(config, device, dtype) for _ in range(config.layers)])
+        self._operations = Operations()
+        self._inner = config.intermediate_size
+        self.layers = nn.ModuleList(
+            [Layer(config, self._operations, device, dtype) for _ in range(config.layers)]
+        )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
         self.cache = config.cache(slot_count, capacity, device, dtype)
         self._rotary = Rotary(config, capacity + 1, device)
@@ -238,6 +256,10 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             embeds = layer(embeds, angles, rows, self.cache, index)
         return self.norm(embeds)
+
+    def use_kernels(self, name: str) -> None:
+        """Use the Triton kernels that agree with torch on this decoder's device."""
+        use_kernels(self._operations, self.norm.weight, inner=self._inner, name=name)
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.

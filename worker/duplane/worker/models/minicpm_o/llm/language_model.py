@@ -17,8 +17,8 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
 from duplane.worker.models.minicpm_o.layers import embedding, linear
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
-from duplane.worker.models.minicpm_o.llm.graph_check import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
+from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.transfer import upload
 
 PREFIX = "llm."

@@ -19,10 +19,10 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointErr
 from duplane.worker.models.minicpm_o.layers import embedding, linear
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
-from duplane.worker.models.minicpm_o.llm.graph_check import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import draw
+from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.transfer import download, upload
 from duplane.worker.models.minicpm_o.tts.sampling import (
     REPETITION_WINDOW,

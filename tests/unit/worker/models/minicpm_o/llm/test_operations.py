@@ -1,0 +1,88 @@
+"""Kernels replace operations in torch only where both agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from support.model.decoders import QWEN
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.llm import operations
+from duplane.worker.models.minicpm_o.llm.decoder import Decoder
+
+CONFIG = replace(QWEN, layers=2)
+
+
+def raising(states: Tensor) -> Tensor:
+    raise RuntimeError("Failed to find C compiler.\nPlease specify it.")
+
+
+def wrong(states: Tensor) -> Tensor:
+    return operations.silu_times_up(states) * 1.05
+
+
+def infinite(states: Tensor) -> Tensor:
+    return operations.silu_times_up(states) / 0.0
+
+
+def states_of(decoder: Decoder) -> Tensor:
+    rows = torch.randn(5, 48, generator=torch.Generator().manual_seed(1))
+    result = decoder(rows, decoder.cache.extend([(0, 2), (3, 3)]))
+    for slot in (0, 3):
+        decoder.cache.reset(slot)
+    return result
+
+
+def build() -> Decoder:
+    torch.manual_seed(0)
+    decoder = Decoder(CONFIG, 4, 64, torch.device("cpu"), torch.float32).requires_grad_(False)
+    for parameter in decoder.parameters():
+        parameter.normal_(0.0, 0.1)
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (raising, "Failed to find C compiler."),
+        (wrong, r"differs by 0\.05, 0\.0001 is allowed"),
+        (infinite, r"differs by inf, 0\.0001 is allowed"),
+    ],
+)
+def test_a_faulty_kernel_is_named_and_torch_serves(
+    kernel: Callable[[Tensor], Tensor],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder = build()
+    expected = states_of(decoder)
+    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: kernel)
+    decoder.use_kernels("LLM")
+    assert torch.equal(states_of(decoder), expected)
+    (record,) = caplog.records
+    line = r"1 of 1 kernels of the LLM are switched off, which costs speed: silu times up: "
+    assert re.fullmatch(line + reason, record.getMessage())
+
+
+def test_a_kernel_that_agrees_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = build()
+    expected = states_of(decoder)
+    calls: list[torch.Size] = []
+
+    def kernel(states: Tensor) -> Tensor:
+        calls.append(states.shape)
+        return operations.silu_times_up(states)
+
+    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: kernel)
+    decoder.use_kernels("LLM")
+    calls.clear()
+    assert torch.equal(states_of(decoder), expected)
+    assert calls == [(5, 160)] * CONFIG.layers
+    assert not caplog.records

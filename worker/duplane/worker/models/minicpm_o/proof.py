@@ -1,0 +1,81 @@
+"""Compares graphs and kernels with the plain path on the same inputs, before they serve.
+
+The first contact with an unknown device, driver or version of torch may cost speed, but no
+conversation: what raises, or has other results than the plain path, is not used. One line of the
+log says which and why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.transfer import download
+
+FIRST_ROWS = 8
+"""Number of rows of a context that are computed before a check. The others up to the last row are
+zeros, which do not take time."""
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest error of a graph, as a share of the largest value, by the dtype of the weights. Both
+paths round differently, because they attend with different masks and batch sizes."""
+KERNEL_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Largest error of a kernel, as a share of the largest value, by dtype."""
+
+_log = logging.getLogger(__name__)
+
+
+def relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the largest error of any pair of results and plain results, or infinity for NaN.
+
+    An error is a share of the largest absolute value of the plain result.
+    """
+    errors = [
+        (got.float() - plain.float()).abs().max() / plain.float().abs().max().clamp(min=1e-6)
+        for got, plain in pairs
+    ]
+    largest = float(download(torch.stack(errors).max()))
+    return largest if largest == largest else float("inf")
+
+
+class Proofs:
+    """The checks of some fast paths of one kind, such as the CUDA graphs of the LLM."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._count = 0
+        self._refused: list[str] = []
+
+    def accepts(self, name: str, check: Callable[[], float], tolerance: float) -> bool:
+        """Return whether a fast path may serve: `check` returns an error within the tolerance.
+
+        Whatever `check` raises refuses the fast path. The device raises its own error for what it
+        does not support, too, for example in a capture, and can still be used then. Raises
+        torch.AcceleratorError if it cannot be used any more.
+        """
+        self._count += 1
+        try:
+            error = check()
+            fault = (
+                "" if error <= tolerance else f"differs by {error:.2g}, {tolerance:g} is allowed"
+            )
+        except Exception as error:  # noqa: BLE001 - the border to drivers and compilers
+            if isinstance(error, torch.AcceleratorError):
+                torch.cuda.synchronize()  # raises again if the device is lost
+            fault = (str(error) or type(error).__name__).splitlines()[0]
+        if fault:
+            self._refused.append(f"{name}: {fault}")
+        return not fault
+
+    def report(self) -> None:
+        """Log what is switched off, if anything is."""
+        if self._refused:
+            _log.warning(
+                "%d of %d %s are switched off, which costs speed: %s",
+                len(self._refused),
+                self._count,
+                self._kind,
+                "; ".join(self._refused),
+            )
