@@ -1,22 +1,36 @@
-"""Makes training data without a synthesiser: a corpus and answers of noise, with invented times."""
+"""Makes small networks, and training data without a synthesiser: noise with invented times."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from training.answers import CODE_SAMPLES, Spoken
 from training.corpus.store import Corpus, Recorded, write_corpus
-from training.domain import (
-    all_answers,
-    draw_trained_exchange,
-    question_words,
-)
+from training.dimensions import default_config
+from training.domain import all_answers, draw_trained_exchange, question_words
+from training.vocabulary import Vocabulary
 
 WORD_S = 0.25
 WORDS_PER_UNIT = 4
+_SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 32,
+}
+_SMALL_AUDIO = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 64}
+
+
+def small_config(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the configuration of a listener with few and narrow layers."""
+    config = default_config(vocabulary.tokenizer)
+    return config | _SMALL | {"audio_config": config["audio_config"] | _SMALL_AUDIO}
 
 
 def fake_corpus(folder: Path, count: int = 40) -> Corpus:

@@ -82,7 +82,7 @@ def train(
     workspace: Path = Path(".duplane/train"),
     seed: int = 1,
     processes: PositiveInt = 2,
-    steps: PositiveInt = 3240,
+    steps: PositiveInt = 2400,
     utterances: PositiveInt = 24_000,
     until: Stage = "checkpoint",
     sources: Sources = SYNTHESISED,
@@ -158,7 +158,7 @@ def extend(
     workspace: Path = Path(".duplane/extend"),
     seed: int = 1,
     processes: PositiveInt = 1,
-    steps: PositiveInt = 600,
+    steps: PositiveInt = 1500,
     utterances: PositiveInt = 24_000,
 ) -> None:
     """Let an existing default model see, without training its audio encoder again.

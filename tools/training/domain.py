@@ -76,6 +76,9 @@ OPENINGS = ("what is", "what colour is", "say", "can you", "how", "tell me")
 
 NEAR_SHARE = 0.07
 """Share of training's questions that resemble those of the domain and have no answer in it."""
+LONG_SHARE = 0.06
+"""Share of long sentences outside the domain, of the questions that espeak and flite speak."""
+_LONG_WORDS = (6, 10)
 _OTHER_NUMBERS = (
     *("nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
     *("hundred", "a hundred", "a thousand", "a million"),
@@ -232,10 +235,14 @@ def draw_exchange(
 def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
     """Draw one exchange for training; the share `sight_share` asks about a picture.
 
-    The answer about a picture is the one without a picture.
+    The answer about a picture is the one without a picture. The share `LONG_SHARE` of the others
+    are long sentences to refuse, as people say them who talk to each other.
     """
     if chance.random() < sight_share:
         return Exchange(*draw_question(chance), BLIND)
+    if chance.random() < LONG_SHARE:
+        words = [chance.choice(TRAINED_WORDS) for _ in range(chance.randint(*_LONG_WORDS))]
+        return Exchange("unknown", " ".join(words), UNKNOWN)
     return draw_exchange(chance, TRAINED_WORDS)
 
 

@@ -7,7 +7,7 @@ runs in bfloat16, which is slow on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,24 +57,42 @@ def average_gradients(tensors: Sequence[Tensor]) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
+def rate_factor(step: int, total: int, *, warm_up: int, decay_share: float) -> float:
+    """Return the factor of the learning rates at a step.
+
+    It rises during `warm_up` steps, and falls during the last `decay_share` of the steps to zero at
+    step `total`.
+    """
+    remaining = (total - step) / max(1.0, decay_share * total)
+    return min(1.0, (step + 1) / warm_up, remaining)
+
+
 class Optimisers:
-    """Runs both optimisers. `rate` is the learning rate of AdamW, `matrix_rate` that of Muon."""
+    """Runs both optimisers. `rate` is the learning rate of AdamW, `matrix_rate` that of Muon.
+
+    Muon trains the matrices among `tensors`, except embedding tables, which `tables` names. AdamW
+    trains all others, and those in `added` whatever their shape.
+    """
 
     def __init__(
         self,
-        matrices: Sequence[Tensor],
-        others: Sequence[Tensor],
+        tensors: Iterable[Tensor],
         *,
+        tables: Iterable[Tensor] = (),
+        added: Iterable[Tensor] = (),
         rate: float,
         matrix_rate: float,
     ) -> None:
-        self._matrices = list(matrices)
-        self._tensors = [*matrices, *others]
-        self._momenta = [torch.zeros_like(matrix) for matrix in matrices]
+        found, kept = list(tensors), {id(table) for table in tables}
+        self._matrices = [one for one in found if one.dim() == 2 and id(one) not in kept]
+        chosen = {id(matrix) for matrix in self._matrices}
+        others = [*(one for one in found if id(one) not in chosen), *added]
+        self._tensors = [*self._matrices, *others]
+        self._momenta = [torch.zeros_like(matrix) for matrix in self._matrices]
         self._rate = rate
         self._matrix_rate = matrix_rate
         self._adam = torch.optim.AdamW(
-            list(others), lr=rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
+            others, lr=rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
         )
 
     def step(self, loss: Tensor, factor: float) -> None:

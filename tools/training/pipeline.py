@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
@@ -31,7 +31,7 @@ from training.listener.sight import SightPlan, SightTraining
 from training.listener.starting import listener_of, vocoder_of
 from training.listener.training import ListenerPlan
 from training.sources.room_files import read_room, rooms_of
-from training.torch_calls import digest_of, load_tensors
+from training.torch_calls import digest_of, load_tensors, save_tensors
 from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
 from training.vision.tower import TowerPlan
 from training.vocabulary import Vocabulary, build_tokenizer
@@ -81,9 +81,28 @@ class TrainingPlan:
     phrases: int = 8000
     talker_steps: int = 1000
     sound_steps: int = 300
-    steps: int = 3240
+    steps: int = 2400
     tower_steps: int = 2400
-    sight_steps: int = 600
+    sight_steps: int = 1500
+
+
+@dataclass(frozen=True)
+class Run:
+    """A workspace and its plan, and the tokenizer and dimensions that all its stages share."""
+
+    workspace: Path
+    plan: TrainingPlan
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    config: dict[str, Any]
+
+    @classmethod
+    def begin(cls, workspace: Path, plan: TrainingPlan) -> Run:
+        """Make the workspace, or open it. Raises RuntimeError if it has results of another plan."""
+        workspace.mkdir(parents=True, exist_ok=True)
+        _note_plan(workspace / PLAN, plan)
+        tokenizer = build_tokenizer()
+        return cls(workspace, plan, tokenizer, Vocabulary(tokenizer), default_config(tokenizer))
 
 
 def train_checkpoint(
@@ -94,18 +113,14 @@ def train_checkpoint(
     Raises SynthesisError, OSError for files, and RuntimeError if a process fails, or if the
     workspace has results of another plan.
     """
-    workspace.mkdir(parents=True, exist_ok=True)
-    _note_plan(workspace / PLAN, plan)
-    tokenizer = build_tokenizer()
-    vocabulary = Vocabulary(tokenizer)
-    config = default_config(tokenizer)
+    run = Run.begin(workspace, plan)
     _corpus(workspace, plan)
     print_progress(f"corpus: digest {digest_of_files(workspace / CORPUS)}")
     if until == "corpus":
         return
     answers = _speak_answers()
     vocoder = _vocoder(workspace, answers, plan)
-    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
+    talker = _talker(run, answers, vocoder.table)
     print_progress(f"talker: digest {digest_of(talker)}")
     if until == "talker":
         return
@@ -116,9 +131,7 @@ def train_checkpoint(
     print_progress(f"listener: digest {digest_of(listener)}")
     if until == "listener":
         return
-    listener = _sight(workspace, answers, listener, vision, config, vocabulary, plan)
-    tensors = {**listener, **talker, **vision.state_dict()}
-    write_checkpoint(directory, tokenizer, config, tensors, vocoder)
+    _finish(run, directory, answers, listener, talker, vision, vocoder)
 
 
 def extend_checkpoint(directory: Path, start: Path, workspace: Path, plan: TrainingPlan) -> None:
@@ -126,19 +139,29 @@ def extend_checkpoint(directory: Path, start: Path, workspace: Path, plan: Train
 
     The audio encoder and the vocoder stay. Raises as `train_checkpoint`.
     """
-    workspace.mkdir(parents=True, exist_ok=True)
-    _note_plan(workspace / PLAN, plan)
-    tokenizer = build_tokenizer()
-    vocabulary, config = Vocabulary(tokenizer), default_config(tokenizer)
+    run = Run.begin(workspace, plan)
     vision = train_vision(workspace, plan)
     _corpus(workspace, plan)
     answers = _speak_answers()
     vocoder = vocoder_of(start)
-    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
-    listener = listener_of(start, tokenizer)
-    listener = _sight(workspace, answers, listener, vision, config, vocabulary, plan)
+    talker = _talker(run, answers, vocoder.table)
+    listener = listener_of(start, run.tokenizer)
+    _finish(run, directory, answers, listener, talker, vision, vocoder)
+
+
+def _finish(
+    run: Run,
+    directory: Path,
+    answers: Mapping[str, Spoken],
+    listener: Mapping[str, Tensor],
+    talker: Mapping[str, Tensor],
+    vision: Vision,
+    vocoder: HarmonicNetwork,
+) -> None:
+    """Train the LLM with pictures, and write the checkpoint."""
+    listener = _sight(run, answers, listener, vision)
     tensors = {**listener, **talker, **vision.state_dict()}
-    write_checkpoint(directory, tokenizer, config, tensors, vocoder)
+    write_checkpoint(directory, run.tokenizer, run.config, tensors, vocoder)
 
 
 def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
@@ -154,29 +177,23 @@ def _speak_answers() -> dict[str, Spoken]:
 
 
 def _sight(
-    workspace: Path,
-    answers: Mapping[str, Spoken],
-    listener: Mapping[str, Tensor],
-    vision: Vision,
-    config: dict[str, Any],
-    vocabulary: Vocabulary,
-    plan: TrainingPlan,
+    run: Run, answers: Mapping[str, Spoken], listener: Mapping[str, Tensor], vision: Vision
 ) -> dict[str, Tensor]:
     """Train the LLM with pictures; return the listener's tensors."""
     print_progress("training with pictures")
-    bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)
+    bank = encode_bank(vision, run.plan.seed, BANK_PICTURES, BANK_VARIANTS)
     training = SightTraining(
-        config,
-        vocabulary,
-        Corpus(workspace / CORPUS),
+        run.config,
+        run.vocabulary,
+        Corpus(run.workspace / CORPUS),
         answers,
         bank,
         listener,
-        SightPlan(seed=plan.seed, steps=plan.sight_steps),
-        workspace / SIGHT,
+        SightPlan(seed=run.plan.seed, steps=run.plan.sight_steps),
+        run.workspace / SIGHT,
     )
     training.run()
-    return dict(training.tensors())
+    return dict(training.networks.tensors())
 
 
 def digest_of_files(folder: Path) -> str:
@@ -242,7 +259,7 @@ def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan)
         chosen = [*rare * RARE_WEIGHT, *texts[::COMMON_STRIDE]]
         features = all_features([answers[text].samples for text in chosen])
         table = fit_table(features, CODES, plan.seed)
-        torch.save({"table": table}, path)
+        save_tensors({"table": table}, path)
     vocoder = build_vocoder(table, plan.seed)
     path = workspace / VOCODER
     if path.exists():
@@ -251,7 +268,7 @@ def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan)
         print_progress("training the vocoder")
         sounds = [answers[text].samples for text in sorted(answers)]
         train_vocoder(vocoder, sounds, steps=plan.vocoder_steps, seed=plan.seed)
-        torch.save(vocoder.state_dict(), path)
+        save_tensors(vocoder.state_dict(), path)
     return vocoder
 
 
@@ -263,16 +280,9 @@ def _coded(answers: Mapping[str, Spoken], table: Tensor) -> dict[str, CodedAnswe
     }
 
 
-def _talker(
-    workspace: Path,
-    answers: Mapping[str, Spoken],
-    table: Tensor,
-    config: dict[str, Any],
-    vocabulary: Vocabulary,
-    plan: TrainingPlan,
-) -> dict[str, Tensor]:
+def _talker(run: Run, answers: Mapping[str, Spoken], table: Tensor) -> dict[str, Tensor]:
     """Train the talker, or load it; return its tensors with their names in the checkpoint."""
-    path = workspace / TALKER
+    path, plan = run.workspace / TALKER, run.plan
     if not path.exists():
         print_progress("training the talker")
         coded = _coded(answers, table)
@@ -280,10 +290,10 @@ def _talker(
         texts = draw_phrases(plan.phrases, plan.seed)
         phrases = _coded({text: speak_answer(text) for text in texts}, table)
         steps = TalkerPlan(seed=plan.seed, steps=plan.talker_steps)
-        training = TalkerTraining(config, vocabulary, steps)
+        training = TalkerTraining(run.config, run.vocabulary, steps)
         learned = {text: one for text, one in coded.items() if text not in held_out}
         training.run(learned, phrases)
         loss, right = training.evaluate([coded[text] for text in held_out])
         print_progress(f"talker on held-out answers: loss {loss:.3f}, right {right:.3f}")
-        torch.save(training.talker.state_dict(), path)
+        save_tensors(training.talker.state_dict(), path)
     return {f"tts.{name}": value for name, value in load_tensors(path).items()}

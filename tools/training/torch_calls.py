@@ -76,6 +76,13 @@ def load_tensors(path: Path) -> dict[str, Any]:
     return cast("Any", torch).load(path, weights_only=True)
 
 
+def save_tensors(state: Mapping[str, Any], path: Path) -> None:
+    """Write a file that `load_tensors` reads. A process that is killed leaves the file before."""
+    part = path.with_suffix(".part")
+    cast("Any", torch).save(dict(state), part)
+    part.replace(path)
+
+
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Read a file of safetensors."""
     return cast("Any", safetensors_torch).load_file(path)

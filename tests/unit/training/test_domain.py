@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from training.domain import (
     HELD_OUT_WORDS,
     TRAINED_WORDS,
@@ -13,14 +11,10 @@ from training.domain import (
     all_answers,
     answer_words,
     draw_exchange,
+    draw_trained_exchange,
     question_words,
 )
 from training.vocabulary import Vocabulary, build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(build_tokenizer())
 
 
 def test_every_drawn_answer_is_listed() -> None:
@@ -36,6 +30,15 @@ def test_sums_are_right() -> None:
     drawn = [draw_exchange(chance, TRAINED_WORDS) for _ in range(2000)]
     assert "two plus three is five" in {one.answer for one in drawn if one.kind == "add"}
     assert "nine plus nine is eighteen" in all_answers()
+
+
+def test_training_refuses_long_sentences() -> None:
+    chance = Random(3)
+    asked = [draw_trained_exchange(chance, sight_share=0.0) for _ in range(1000)]
+    long = [one for one in asked if len(one.question.split()) > 8 and one.kind == "unknown"]
+    assert len(long) > 10
+    assert {one.answer for one in long} == {UNKNOWN}
+    assert {word for one in long for word in one.question.split()} <= set(TRAINED_WORDS)
 
 
 def test_unknown_words_of_tests_are_not_trained() -> None:

@@ -16,6 +16,7 @@ from training.corpus import alignment, mixture
 from training.corpus.changing import Changes, VoiceChange, draw_voice_change, send, with_tract
 from training.corpus.mixture import MixturePlan, draw_utterance, record_clips
 from training.corpus.phrases import LIST
+from training.corpus.rooms import reverberate
 from training.corpus.splicing import PERSON, WordBank, draw_splice
 from training.corpus.store import Corpus, Recorded
 from training.corpus.voices import Speaker
@@ -178,6 +179,17 @@ def test_questions_to_refuse_lack_the_words_that_judge() -> None:
     for one in judged:
         words = one.question.removeprefix("what is ").split()
         assert not (words[0] in DIGITS[1:] and words[1:2] == ["plus"] and words[2] in DIGITS[1:])
+
+
+def test_echo_of_a_distant_talker_is_louder_than_the_direct_sound() -> None:
+    click = np.zeros(RATE, np.float32)
+    click[0] = 1.0
+    for seed in range(20):
+        near = reverberate(click, np.random.default_rng(seed))
+        far = reverberate(click, np.random.default_rng(seed), is_distant=True)
+        assert np.square(near[1:]).sum() < 0.4
+        assert np.square(far[1:]).sum() > 0.5
+        assert np.square(far[RATE // 20 :]).sum() > 5 * np.square(near[RATE // 20 :]).sum()
 
 
 def test_noises_are_of_rooms_that_training_may_use(clips: Path) -> None:

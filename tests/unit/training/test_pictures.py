@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from training.torch_calls import digest_of
+from training.vision import stage
 from training.vision.pictures import draw_picture, draw_scene, fonts
 from training.vision.questions import BLIND, QUESTIONS, answer_about, seen_answers
 from training.vision.scenes import COLOURS, DIGIT, HELD_OUT_PAIRS, NOTHING, SHAPES, Scene
-from training.vision.stage import RULES, digest, encode_bank
+from training.vision.stage import RULES, encode_bank
 from training.vision.tower import (
     IGNORED,
     SeenTile,
@@ -103,16 +105,33 @@ def test_interrupted_run_continues_to_the_same_weights(
     tiles: list[SeenTile], tmp_path: Path
 ) -> None:
     whole = TowerTraining(CONFIG, RULES, PLAN, tmp_path / "whole.pt")
-    before = digest(whole)
+    before = digest_of(whole.vision.state_dict())
     whole.run(tiles)
     TowerTraining(CONFIG, RULES, PLAN, tmp_path / "parts.pt").run(tiles, stop_at=1)
     second = TowerTraining(CONFIG, RULES, PLAN, tmp_path / "parts.pt")
+    assert second.step == 1
     second.run(tiles)
-    found = dict(second.tensors())
-    for name, wanted in whole.tensors():
+    found = second.vision.state_dict()
+    for name, wanted in whole.vision.state_dict().items():
         torch.testing.assert_close(found[name], wanted, msg=name)
-    assert digest(whole) != before
+    assert digest_of(whole.vision.state_dict()) != before
     assert set(whole.evaluate(tiles)) == {"kind", "colour", "count", "digit"}
+
+
+@pytest.mark.slow
+def test_pictures_have_embeddings_of_the_same_length_in_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "JUDGED", 4)
+    lines: list[str] = []
+    made = [stage.train_tower(tmp_path, CONFIG, PLAN, lines.append) for _ in range(2)]
+    digests = [line for line in lines if "digest" in line]
+    assert digests == [digests[0]] * 2
+    for vision in made:
+        lengths = encode_bank(vision, 2, count=32, variants=1).embeds.square().sum(-1).sqrt()
+        assert lengths.mean().item() == pytest.approx(stage.EMBEDDING_LENGTH, rel=0.2)
+    raw = TowerTraining(CONFIG, RULES, PLAN, tmp_path / stage.TOWER).vision
+    assert not torch.equal(raw.resampler.proj, made[0].resampler.proj)
 
 
 def test_bank_has_what_the_worker_encodes(tiles: list[SeenTile]) -> None:

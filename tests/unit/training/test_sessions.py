@@ -29,12 +29,8 @@ from training.listener.sessions import (
     SessionRules,
 )
 from training.listener.training import USUAL
-from training.vocabulary import Vocabulary, build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(build_tokenizer())
+from training.vision.questions import QUESTIONS
+from training.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +129,19 @@ def test_muted_microphones_occur_only_without_questions(tmp_path: Path) -> None:
     assert silent == alone
     assert any(alone)
     assert not all(alone)
+
+
+def test_a_share_of_the_questions_is_about_pictures(tmp_path: Path) -> None:
+    corpus = fake_corpus(tmp_path)
+    shares: list[float] = []
+    for share in (0.0, 1.0):
+        rules = SessionRules(about_pictures=share)
+        other = SessionBuilder(corpus, fake_answers(), NoiseBank(1, count=1), rules)
+        asked = [one for n in range(20) for one in other.draw((4, n)).asked]
+        seen = [one for one in asked if one.utterance.exchange.kind in QUESTIONS]
+        shares.append(len(seen) / len(asked))
+    assert 0 < shares[0] < 0.6
+    assert shares[1] == 1.0
 
 
 def test_recorded_noises_are_used_too() -> None:

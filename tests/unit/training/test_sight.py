@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.training import fake_answers, fake_corpus
+from support.training import fake_answers, fake_corpus, small_config
 
 from duplane.worker.models.chat import (
     ChatImage,
@@ -36,26 +34,12 @@ from training.vision.pictures import draw_picture
 from training.vision.questions import BLIND, QUESTIONS, answer_about
 from training.vision.scenes import COLOURS, SHAPES, Scene
 from training.vision.views import PictureBank
-from training.vocabulary import Vocabulary, build_tokenizer
+from training.vocabulary import Vocabulary
 
 SCENES = [Scene(shape, colour, 1) for shape in SHAPES for colour in COLOURS]
 QUESTION = "what do you see"
 CHATS = 1200
 PLAN = SightPlan(steps=2, batch=1, chats=2, warm_up=1, noise_clips=1, is_mixed=False)
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 32,
-}
-SMALL_AUDIO = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 64}
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(build_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -151,16 +135,11 @@ def test_context_without_the_picture_that_is_seen_is_not_trained(
 def test_interrupted_run_continues_to_the_same_weights(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    config = default_config(vocabulary.tokenizer)
-    config |= SMALL | {"audio_config": config["audio_config"] | SMALL_AUDIO}
+    config = small_config(vocabulary)
     corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
     bank = PictureBank(SCENES, torch.randn(len(SCENES), 2, PICTURE_ROWS, 32))
     networks = ListenerNetworks.build(config, seed=4, batch=1)
-    start = {
-        prefix + name: value.clone()
-        for prefix, module in networks.modules.items()
-        for name, value in module.state_dict().items()
-    }
+    start = {name: value.clone() for name, value in networks.tensors()}
 
     def training(name: str) -> SightTraining:
         path = tmp_path / name
@@ -171,8 +150,8 @@ def test_interrupted_run_continues_to_the_same_weights(
     training("parts.pt").run(stop_at=1)
     second = training("parts.pt")
     second.run()
-    found = dict(second.tensors())
-    for name, wanted in whole.tensors():
+    found = dict(second.networks.tensors())
+    for name, wanted in whole.networks.tensors():
         torch.testing.assert_close(found[name], wanted, msg=name)
     changed = {name for name, value in found.items() if not torch.equal(value, start[name])}
     assert changed
@@ -183,10 +162,3 @@ def test_known_tokens_keep_their_rows_in_another_tokenizer(vocabulary: Vocabular
     after = vocabulary.tokenizer
     table = torch.randn(after.get_vocab_size(), 4)
     torch.testing.assert_close(moved_table(table, after, after), table)
-
-
-def test_plan_ends_at_rate_zero() -> None:
-    plan = replace(PLAN, steps=10)
-    assert plan.factor(0) == 1.0
-    assert plan.factor(9) < plan.factor(3)
-    assert plan.factor(10) == 0.0

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.training import fake_answers, fake_corpus
+from support.training import fake_answers, fake_corpus, small_config
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
-from training.dimensions import WINDOW_UNITS, default_config
+from training.dimensions import WINDOW_UNITS
 from training.listener import processes
 from training.listener.network import ListenerNetworks, run_decoder
 from training.listener.training import ListenerPlan, ListenerTraining
-from training.vocabulary import Vocabulary, build_tokenizer
+from training.vocabulary import Vocabulary
 
 UNITS = 6
 PLAN = ListenerPlan(
@@ -38,26 +38,11 @@ PLAN = ListenerPlan(
     noise_clips=1,
     is_mixed=False,
 )
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 32,
-}
-SMALL_AUDIO = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 64}
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(build_tokenizer())
 
 
 @pytest.fixture(scope="module")
 def config(vocabulary: Vocabulary) -> dict[str, Any]:
-    config = default_config(vocabulary.tokenizer)
-    return config | SMALL | {"audio_config": config["audio_config"] | SMALL_AUDIO}
+    return small_config(vocabulary)
 
 
 @pytest.fixture
@@ -109,9 +94,9 @@ def test_steps_in_bfloat16_change_the_weights_and_keep_them_finite(
     plan = replace(PLAN, is_mixed=True)
     path = tmp_path / "mixed.pt"
     training = ListenerTraining(config, vocabulary, corpus, fake_answers(), plan, path)
-    before = {name: value.clone() for name, value in training.tensors()}
+    before = {name: value.clone() for name, value in training.networks.tensors()}
     training.run()
-    after = dict(training.tensors())
+    after = dict(training.networks.tensors())
     assert all(value.isfinite().all() and value.dtype == torch.float32 for value in after.values())
     assert not torch.equal(after["llm.lm_head.weight"], before["llm.lm_head.weight"])
 
@@ -131,15 +116,19 @@ def test_interrupted_run_continues_to_the_same_weights(
         return ListenerTraining(config, vocabulary, corpus, answers, PLAN, tmp_path / name)
 
     whole = training("whole.pt")
-    before = {name: value.clone() for name, value in whole.tensors()}
+    before = {name: value.clone() for name, value in whole.networks.tensors()}
     whole.run()
     first = training("parts.pt")
     first.run(stop_at=2)
     second = training("parts.pt")
     second.run()
-    for (name, wanted), (_, found) in zip(whole.tensors(), second.tensors(), strict=True):
+    for (name, wanted), (_, found) in zip(
+        whole.networks.tensors(), second.networks.tensors(), strict=True
+    ):
         torch.testing.assert_close(found, wanted, msg=name)
-    changed = [name for name, value in whole.tensors() if not torch.equal(value, before[name])]
+    changed = [
+        name for name, value in whole.networks.tensors() if not torch.equal(value, before[name])
+    ]
     assert any("q_proj" in name for name in changed)
     assert any(name.startswith("apm.conv1") for name in changed)
 
@@ -152,15 +141,15 @@ def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
     start = dict(
         ListenerTraining(
             config, vocabulary, corpus, answers, replace(plan, seed=9), tmp_path / "other.pt"
-        ).tensors()
+        ).networks.tensors()
     )
     training = ListenerTraining(config, vocabulary, corpus, answers, plan, tmp_path / "state.pt")
-    training.begin_with(start)
+    training.networks.load(start)
     training.run(stop_at=2)
-    for name, value in training.tensors():
+    for name, value in training.networks.tensors():
         assert torch.equal(value, start[name]), name
     training.run()
-    assert any(not torch.equal(value, start[name]) for name, value in training.tensors())
+    assert any(not torch.equal(value, start[name]) for name, value in training.networks.tensors())
 
 
 def test_each_process_is_called_with_its_own_number(

@@ -27,12 +27,18 @@ def colour(samples: FloatArray, chance: np.random.Generator, strength: float = 1
     return np.fft.irfft(spectrum * curve, size)[: len(samples)].astype(np.float32)
 
 
-def reverberate(samples: FloatArray, chance: np.random.Generator) -> FloatArray:
-    """Add the echo of a random room; the sound keeps its length."""
-    decay_s = chance.uniform(0.05, 0.35)
+def reverberate(
+    samples: FloatArray, chance: np.random.Generator, *, is_distant: bool = False
+) -> FloatArray:
+    """Add the echo of a random room; the sound keeps its length.
+
+    The echo of a distant source is louder than its direct sound, and decays later.
+    """
+    decay_s = chance.uniform(0.3, 0.9) if is_distant else chance.uniform(0.05, 0.35)
     count = int(decay_s * INPUT_SAMPLE_RATE)
     tail = chance.normal(0.0, 1.0, count) * np.exp(-6.9 * np.arange(count) / count)
-    tail *= chance.uniform(0.15, 0.6) / np.sqrt(np.square(tail).sum())
+    strength = chance.uniform(0.8, 2.5) if is_distant else chance.uniform(0.15, 0.6)
+    tail *= strength / np.sqrt(np.square(tail).sum())
     tail[: INPUT_SAMPLE_RATE // 400] = 0.0
     tail[0] = 1.0
     size = _fast_size(len(samples) + count)

@@ -20,9 +20,9 @@ from training.domain import TRAINED_WORDS, UNKNOWN, Exchange, draw_exchange
 PERSON = "person:"
 """Prefix of the names of speakers whose digits are recordings."""
 _PERSON_SHARE = 0.75
-_SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.12
-_OTHER_WORDS = (4, 9)
-_GAP_S = (0.0, 0.14)
+_SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.16
+_OTHER_WORDS = (4, 10)
+_GAP_S = (0.0, 0.25)
 _MARGIN_S = 0.02
 _EDGE_S = 0.004
 _SPOKEN = ("repeat", "add", "count")

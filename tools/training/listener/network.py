@@ -8,7 +8,7 @@ holds only the current pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,18 @@ class ListenerNetworks:
         """The modules, with their prefixes in the checkpoint."""
         projector = self.audio.audio_projection_layer
         return {"llm.": self.llm, "apm.": self.audio.apm, "audio_projection_layer.": projector}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the weights of a checkpoint, by their names in it. It may have other tensors too."""
+        for prefix, module in self.modules.items():
+            names = module.state_dict()
+            module.load_state_dict({name: tensors[prefix + name].float() for name in names})
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors with their names in the checkpoint."""
+        for prefix, module in self.modules.items():
+            for name, value in module.state_dict().items():
+                yield prefix + name, value
 
     @torch.no_grad()
     def features(self, sessions: Sequence[FloatArray]) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,10 @@ from training.corpus.store import Corpus
 NOISE_SECONDS = 20
 RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.4, 0.65
 """Share of noises that are rooms or voices, with questions and without."""
-_TALKERS = (3, 12)
+_TALKERS = (6, 21)
+_TALKER_LEVELS = (-9.0, 0.0)
+"""Decibels of the talkers: no one of them is so much louder that the model could take him for the
+user."""
 _SIZE = NOISE_SECONDS * INPUT_SAMPLE_RATE
 
 
@@ -58,7 +61,7 @@ def record_noises(
 
 
 def _babble(corpus: Corpus, chance: np.random.Generator) -> FloatArray:
-    """Mix several talkers of different loudness, who speak without a pause in a room."""
+    """Mix distant talkers of different loudness, who speak without a pause in a room."""
     mixed = np.zeros(_SIZE, np.float32)
     for _ in range(int(chance.integers(*_TALKERS))):
         parts: list[FloatArray] = []
@@ -66,7 +69,8 @@ def _babble(corpus: Corpus, chance: np.random.Generator) -> FloatArray:
             parts.append(corpus[int(chance.integers(len(corpus)))].samples)
             parts.append(np.zeros(int(chance.uniform(0.0, 0.6) * INPUT_SAMPLE_RATE), np.float32))
         voice = np.roll(np.concatenate(parts)[:_SIZE], int(chance.integers(_SIZE)))
-        mixed += reverberate(voice, chance) * np.float32(10 ** (chance.uniform(-9.0, 3.0) / 20))
+        level = np.float32(10 ** (chance.uniform(*_TALKER_LEVELS) / 20))
+        mixed += reverberate(voice, chance, is_distant=True) * level
     return _levelled(colour(mixed, chance, 0.6))
 
 

@@ -74,7 +74,7 @@ def run_rank(
         share=share,
     )
     if start is not None:
-        training.begin_with(listener_of(start, tokenizer))
+        training.networks.load(listener_of(start, tokenizer))
     if processes == 1:
         training.run()
         return

@@ -62,6 +62,8 @@ class SessionRules:
     """Share of interruptions that ask for silence; all others are drawn from all questions."""
     long_answers: float = 0.0
     """Share of questions that are drawn from those with long answers."""
+    about_pictures: float = 0.0
+    """Share of questions that are drawn from those about a picture."""
     muted: float = 0.0
     """Share of sessions without questions in which the microphone is muted for a part."""
     lone_noise: tuple[float, float] = (4.0, 45.0)
@@ -130,6 +132,7 @@ class SessionBuilder:
         numbers = range(len(corpus))
         self._stops = [n for n in numbers if not corpus.exchange(n).answer]
         self._long = [n for n in numbers if _is_long(corpus.exchange(n).answer)]
+        self._seen = [n for n in numbers if corpus.exchange(n).kind in QUESTIONS]
 
     def draw(self, seed: Sequence[int]) -> Session:
         """Draw one session; the same seed gives the same session."""
@@ -202,6 +205,8 @@ class SessionBuilder:
             number = self._stops[int(chance.integers(len(self._stops)))]
         elif self._long and _happens(self.rules.long_answers, chance):
             number = self._long[int(chance.integers(len(self._long)))]
+        elif self._seen and _happens(self.rules.about_pictures, chance):
+            number = self._seen[int(chance.integers(len(self._seen)))]
         else:
             number = int(chance.integers(len(self._corpus)))
         utterance = self._corpus[number]

@@ -6,27 +6,22 @@ pictures and without, and all other questions too, so that the model hears as we
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from training.answers import Spoken
 from training.corpus.store import Corpus
 from training.dimensions import WINDOW_UNITS
 from training.domain import draw_trained_exchange
-from training.listener.network import ListenerNetworks, run_decoder, trainable
+from training.listener.network import ListenerNetworks, trainable
 from training.listener.noises import NoiseBank
 from training.listener.sequences import (
-    IGNORED,
     UNIT_EMBEDDINGS,
     Batch,
     TokenRow,
@@ -34,39 +29,40 @@ from training.listener.sequences import (
     session_sequence,
 )
 from training.listener.sessions import SessionBuilder
-from training.listener.training import USUAL, VOICE_SHARE
-from training.optimisers import Optimisers
-from training.torch_calls import load_tensors, mixed_precision
+from training.listener.steps import decode, draw_voice, text_loss
+from training.listener.training import USUAL
+from training.optimisers import Optimisers, rate_factor
+from training.progress import Progress
+from training.torch_calls import load_tensors, mixed_precision, save_tensors
 from training.vision.questions import QUESTIONS, answer_about
 from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
 
-REPORT_INTERVAL, SAVE_INTERVAL = 10, 50
-PICTURED_SHARE = 0.6
-CHAT_SIGHT_SHARE = 0.5
+SAVE_INTERVAL = 50
+PICTURED_SHARE = 0.7
+"""Share of sessions, and of messages of chats, that have a picture."""
+SIGHT_SHARE = 0.6
+"""Share of questions that are about a picture."""
 
 
 @dataclass(frozen=True)
 class SightPlan:
-    """The length and the learning rates of this stage. Every step has `batch` sessions and `chats`
-    chats.
+    """The length and the learning rates of this stage.
+
+    Every step has `batch` sessions and `chats` chats. A chat is cheap, because it has no sound: so
+    the model learns from chats first what the embeddings of a picture mean.
     """
 
     seed: int = 1
-    steps: int = 600
-    batch: int = 8
-    chats: int = 12
-    rate: float = 8e-4
-    matrix_rate: float = 1.2e-3
+    steps: int = 1500
+    batch: int = 4
+    chats: int = 40
+    rate: float = 1.2e-3
+    matrix_rate: float = 2e-3
     warm_up: int = 30
-    decay_share: float = 0.8
+    decay_share: float = 0.6
     noise_clips: int = 48
     is_mixed: bool = True
-
-    def factor(self, step: int) -> float:
-        """Return the factor of the learning rates at a step."""
-        remaining = (self.steps - step) / max(1.0, self.decay_share * self.steps)
-        return min(1.0, (step + 1) / self.warm_up, remaining)
 
 
 class SightTraining:
@@ -89,25 +85,16 @@ class SightTraining:
         self.plan, self._path, self.step = plan, path, 0
         self._vocabulary, self._bank, self._corpus = vocabulary, bank, corpus
         self.networks = ListenerNetworks.build(config, plan.seed, batch=plan.batch)
-        for prefix, module in self.networks.modules.items():
-            named = {
-                name.removeprefix(prefix): value.float()
-                for name, value in start.items()
-                if name.startswith(prefix)
-            }
-            module.load_state_dict(named)
-        rules = replace(USUAL, longest_pause_s=2.0, pictured=PICTURED_SHARE)
+        self.networks.load(start)
+        rules = replace(
+            USUAL, longest_pause_s=2.0, pictured=PICTURED_SHARE, about_pictures=SIGHT_SHARE
+        )
         noises = NoiseBank(plan.seed, plan.noise_clips, corpus.noises)
         self._builder = SessionBuilder(corpus, answers, noises, rules, bank.scenes)
         llm = self.networks.llm
-        tables = (llm.model.embed_tokens.weight, llm.lm_head.weight)
-        kept = {id(table) for table in tables}
-        found = trainable(llm)
-        matrices = [t for t in found if t.dim() == 2 and id(t) not in kept]
-        chosen = {id(t) for t in matrices}
         self._optimisers = Optimisers(
-            matrices,
-            [t for t in found if id(t) not in chosen],
+            trainable(llm),
+            tables=[llm.model.embed_tokens.weight, llm.lm_head.weight],
             rate=plan.rate,
             matrix_rate=plan.matrix_rate,
         )
@@ -115,20 +102,18 @@ class SightTraining:
     def run(self, stop_at: int | None = None) -> None:
         """Train to the end, or to step `stop_at`; report on stderr and save at intervals."""
         self.resume()
-        plan, means = self.plan, dict[str, float]()
-        began = time.process_time()
+        plan = self.plan
+        progress = Progress("sight", plan.steps)
         last = plan.steps if stop_at is None else stop_at
         while self.step < last:
             chance = Random(f"{plan.seed} sight {self.step}")
             losses = {"sessions": self._session_loss(chance), "chats": self._chat_loss(chance)}
-            self._optimisers.step(torch.stack([*losses.values()]).sum(), plan.factor(self.step))
+            factor = rate_factor(
+                self.step, plan.steps, warm_up=plan.warm_up, decay_share=plan.decay_share
+            )
+            self._optimisers.step(torch.stack([*losses.values()]).sum(), factor)
             self.step += 1
-            for name, value in losses.items():
-                means[name] = 0.9 * means.get(name, value.item()) + 0.1 * value.item()
-            if self.step % REPORT_INTERVAL == 0:
-                shown = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
-                spent = time.process_time() - began
-                sys.stderr.write(f"sight {self.step}/{plan.steps}  {spent:.0f} s  {shown}\n")
+            progress.note(self.step, losses)
             if self.step % SAVE_INTERVAL == 0 or self.step == last:
                 self.save()
 
@@ -138,7 +123,7 @@ class SightTraining:
         features, is_first = self.networks.features([one.samples for one in sessions])
         with torch.no_grad(), mixed_precision(is_allowed=plan.is_mixed):
             _, embeds = self.networks.encode(features, is_first, WINDOW_UNITS)
-        voices = [self._voice(chance) for _ in sessions]
+        voices = [draw_voice(self.networks, self._corpus, chance) for _ in sessions]
         rows = [
             session_sequence(one, self._vocabulary, chance, voice_rows=len(voice))
             for one, voice in zip(sessions, voices, strict=True)
@@ -153,23 +138,12 @@ class SightTraining:
         table = table.masked_scatter(batch.voice[..., None], torch.cat(voices))
         return self._loss(table, batch)
 
-    @torch.no_grad()
-    def _voice(self, chance: Random) -> Tensor:
-        """Encode a random voice for the prompt, as the worker does; no rows for most sessions."""
-        if chance.random() >= VOICE_SHARE:
-            return torch.zeros((0, self._bank.embeds.shape[-1]))
-        clips = [
-            self._corpus[chance.randrange(len(self._corpus))].samples
-            for _ in range(chance.randint(1, 3))
-        ]
-        return self.networks.audio.encode_clip(np.concatenate(clips)).clone()
-
     def _chat_loss(self, chance: Random) -> Tensor:
         rows: list[TokenRow] = []
         while len(rows) < self.plan.chats:
             count = chance.choice((1, 1, 2))
             exchanges = [
-                draw_trained_exchange(chance, sight_share=CHAT_SIGHT_SHARE) for _ in range(count)
+                draw_trained_exchange(chance, sight_share=SIGHT_SHARE) for _ in range(count)
             ]
             pictures = [self._chat_picture(chance) for _ in exchanges]
             seen = -1
@@ -201,26 +175,17 @@ class SightTraining:
         return table.masked_scatter(batch.picture[..., None], torch.cat(shown))
 
     def _loss(self, table: Tensor, batch: Batch) -> Tensor:
-        with mixed_precision(is_allowed=self.plan.is_mixed):
-            hidden = run_decoder(self.networks.llm.model, table).float()
-        is_target = batch.targets != IGNORED
-        logits = self.networks.llm.logits(hidden[is_target])
-        each = functional.cross_entropy(logits, batch.targets[is_target], reduction="none")
-        weights = batch.weights[is_target]
-        return (each * weights).sum() / weights.sum()
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the checkpoint with their names."""
-        for prefix, module in self.networks.modules.items():
-            for name, value in module.state_dict().items():
-                yield prefix + name, value
+        llm = self.networks.llm
+        return text_loss(llm, decode(llm, table, is_mixed=self.plan.is_mixed), batch)
 
     def save(self) -> None:
         """Write the state of the run."""
-        part = self._path.with_suffix(".part")
-        state = {"step": self.step, "llm": self.networks.llm.state_dict()}
-        torch.save({**state, "optimisers": self._optimisers.state_dict()}, part)
-        part.replace(self._path)
+        state = {
+            "step": self.step,
+            "llm": self.networks.llm.state_dict(),
+            "optimisers": self._optimisers.state_dict(),
+        }
+        save_tensors(state, self._path)
 
     def resume(self) -> None:
         """Continue from the saved state, if there is one."""

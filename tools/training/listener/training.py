@@ -6,9 +6,7 @@ trains on the same sessions as a run without a stop.
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -23,10 +21,9 @@ from training.answers import Spoken
 from training.corpus.store import Corpus
 from training.dimensions import WINDOW_UNITS
 from training.domain import TRAINED_WORDS, draw_exchange
-from training.listener.network import ListenerNetworks, run_decoder, trainable
+from training.listener.network import ListenerNetworks, trainable
 from training.listener.noises import NoiseBank
 from training.listener.sequences import (
-    IGNORED,
     UNIT_EMBEDDINGS,
     Batch,
     TokenRow,
@@ -34,20 +31,21 @@ from training.listener.sequences import (
     session_sequence,
 )
 from training.listener.sessions import Session, SessionBuilder, SessionRules
-from training.optimisers import Optimisers
-from training.torch_calls import load_tensors, mixed_precision, seed_all
+from training.listener.steps import decode, draw_voice, text_loss
+from training.optimisers import Optimisers, rate_factor
+from training.progress import Progress
+from training.torch_calls import load_tensors, mixed_precision, save_tensors, seed_all
 from training.vocabulary import Vocabulary
 
 PHONEME_WEIGHT = 0.3
 WORD_WEIGHT = 0.4
 CHAT_INTERVAL = 2
-REPORT_INTERVAL, SAVE_INTERVAL = 10, 50
-VOICE_SHARE = 0.2
+SAVE_INTERVAL = 50
 USUAL = SessionRules(
     noise_only=0.12,
     interrupted=0.5,
-    signal_to_noise=(2.0, 45.0),
-    breath=0.2,
+    signal_to_noise=(0.0, 45.0),
+    breath=0.08,
     told_to_stop=0.45,
     long_answers=0.15,
     muted=0.3,
@@ -77,7 +75,7 @@ class ListenerPlan:
     head_steps: int = 0
     sound_steps: int = 300
     sound_batch: int = 32
-    steps: int = 3240
+    steps: int = 2400
     word_share: float = 5 / 12
     short_share: float = 5 / 36
     short_batch: int = 16
@@ -99,26 +97,6 @@ class ListenerPlan:
     def short_steps(self) -> int:
         """The number of steps with sessions of 8 units."""
         return round(self.short_share * self.steps)
-
-    def factor(self, step: int, total: int) -> float:
-        """Return the factor of the learning rate at a step. The rate is zero at step `total`."""
-        remaining = (total - step) / max(1.0, self.decay_share * total)
-        return min(1.0, (step + 1) / self.warm_up, remaining)
-
-
-def listener_optimisers(
-    networks: ListenerNetworks, heads: nn.Module, plan: ListenerPlan
-) -> Optimisers:
-    """Assign each tensor to an optimiser. Embedding tables do not count as matrices."""
-    llm = networks.llm
-    apm = networks.audio.apm
-    tables = (llm.model.embed_tokens.weight, llm.lm_head.weight, apm.embed_positions.weight)
-    found = [*trainable(networks.audio), *trainable(llm)]
-    kept = {id(table) for table in tables}
-    matrices = [t for t in found if t.dim() == 2 and id(t) not in kept]
-    chosen = {id(t) for t in matrices}
-    others = [t for t in found if id(t) not in chosen] + list(heads.parameters())
-    return Optimisers(matrices, others, rate=plan.rate, matrix_rate=plan.matrix_rate)
 
 
 class ListenerTraining:
@@ -159,15 +137,20 @@ class ListenerTraining:
         self._dense, self._words = builder(WINDOW_UNITS, dense), builder(8, dense)
         self._short = builder(8, replace(USUAL, longest_pause_s=1.2))
         self._long = builder(16, replace(USUAL, longest_pause_s=2.0))
-        self._optimisers = listener_optimisers(self.networks, self._heads, plan)
+        audio, llm = self.networks.audio, self.networks.llm
+        self._optimisers = Optimisers(
+            [*trainable(audio), *trainable(llm)],
+            tables=[
+                llm.model.embed_tokens.weight,
+                llm.lm_head.weight,
+                audio.apm.embed_positions.weight,
+            ],
+            added=self._heads.parameters(),
+            rate=plan.rate,
+            matrix_rate=plan.matrix_rate,
+        )
         self.step = 0
         self._cpu_s = 0.0
-
-    def begin_with(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin with the weights of a checkpoint, by their names in it."""
-        for prefix, module in self.networks.modules.items():
-            names = module.state_dict()
-            module.load_state_dict({name: tensors[prefix + name].float() for name in names})
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
@@ -179,8 +162,7 @@ class ListenerTraining:
         plan = self.plan
         total = plan.head_steps + plan.sound_steps + plan.steps
         last = total if stop_at is None else stop_at
-        sums: dict[str, float] = {}
-        began = time.process_time() - self._cpu_s
+        progress = Progress("listener", total, spent_s=self._cpu_s)
         while self.step < last:
             step = self.step - plan.head_steps
             if step < 0:
@@ -188,23 +170,23 @@ class ListenerTraining:
                 factor = min(1.0, (self.step + 1) / plan.warm_up)
             elif step < plan.sound_steps:
                 losses = self._sound_step()
-                factor = plan.factor(step, 4 * plan.sound_steps)
+                factor = self._factor(step, 4 * plan.sound_steps)
             else:
                 step -= plan.sound_steps
                 losses = self._session_step(step)
-                factor = plan.factor(step, plan.steps)
+                factor = self._factor(step, plan.steps)
             self._optimisers.step(torch.stack(list(losses.values())).sum(), factor)
-            for name, value in losses.items():
-                sums[name] = 0.9 * sums.get(name, value.item()) + 0.1 * value.item()
             self.step += 1
             if self._rank:
                 continue
-            if self.step % REPORT_INTERVAL == 0:
-                self._cpu_s = time.process_time() - began
-                shown = "  ".join(f"{name} {value:.3f}" for name, value in sums.items())
-                sys.stderr.write(f"listener {self.step}/{total}  {self._cpu_s:.0f} s  {shown}\n")
+            progress.note(self.step, losses)
             if self.step % SAVE_INTERVAL == 0 or self.step == last:
+                self._cpu_s = progress.spent_s
                 self.save()
+
+    def _factor(self, step: int, total: int) -> float:
+        plan = self.plan
+        return rate_factor(step, total, warm_up=plan.warm_up, decay_share=plan.decay_share)
 
     def _share(self, count: int) -> range:
         """Return which sessions of a batch this process draws."""
@@ -233,11 +215,9 @@ class ListenerTraining:
         features, is_first = self._features(sessions)
         with torch.set_grad_enabled(not is_for_heads):
             states, embeds = self._encode(features, is_first)
-        voices = [self._voice(chance) for _ in sessions]
+        voices = [draw_voice(self.networks, self._corpus, chance) for _ in sessions]
         rows = [
-            session_sequence(
-                one, self.vocabulary, chance, voice_rows=0 if voice is None else len(voice)
-            )
+            session_sequence(one, self.vocabulary, chance, voice_rows=len(voice))
             for one, voice in zip(sessions, voices, strict=True)
         ]
         batch = Batch.of(rows)
@@ -246,10 +226,9 @@ class ListenerTraining:
             own[UNIT_EMBEDDINGS * row.first_unit :] for own, row in zip(embeds, rows, strict=True)
         ]
         table = table.masked_scatter(batch.audio[..., None], torch.cat(heard))
-        if spoken := [voice for voice in voices if voice is not None]:
-            table = table.masked_scatter(batch.voice[..., None], torch.cat(spoken))
+        table = table.masked_scatter(batch.voice[..., None], torch.cat(voices))
         with torch.set_grad_enabled(not is_for_heads):
-            hidden = self._decode(table)
+            hidden = decode(self.networks.llm, table, is_mixed=plan.is_mixed)
         words = [
             torch.tensor(one.words[UNIT_EMBEDDINGS * row.first_unit :])
             for one, row in zip(sessions, rows, strict=True)
@@ -262,7 +241,7 @@ class ListenerTraining:
         if is_for_heads:
             return losses
         if not builder.rules.is_dense:
-            losses["text"] = self._text_loss(hidden, batch)
+            losses["text"] = text_loss(self.networks.llm, hidden, batch)
         if step % CHAT_INTERVAL == 0:
             losses["chats"] = self._chat_loss(chance)
         return losses
@@ -275,20 +254,9 @@ class ListenerTraining:
             states, embeds = self.networks.encode(features, is_first, WINDOW_UNITS)
         return states.float(), embeds.float()
 
-    def _decode(self, embeds: Tensor) -> Tensor:
-        with mixed_precision(is_allowed=self.plan.is_mixed):
-            return run_decoder(self.networks.llm.model, embeds).float()
-
     def _phoneme_loss(self, states: Tensor, sessions: list[Session]) -> Tensor:
         targets = torch.tensor(np.concatenate([one.phonemes for one in sessions]))
         return functional.cross_entropy(self._heads["phonemes"](states).flatten(0, 1), targets)
-
-    def _text_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
-        is_target = batch.targets != IGNORED
-        logits = self.networks.llm.logits(hidden[is_target])
-        each = functional.cross_entropy(logits, batch.targets[is_target], reduction="none")
-        weights = batch.weights[is_target]
-        return (each * weights).sum() / weights.sum()
 
     def _chat_loss(self, chance: Random) -> Tensor:
         rows: list[TokenRow] = []
@@ -298,24 +266,9 @@ class ListenerTraining:
             if all(exchange.answer for exchange in exchanges):
                 rows.append(chat_sequence(exchanges, self.vocabulary, chance))
         batch = Batch.of(rows)
-        hidden = self._decode(self.networks.llm.model.embed_tokens(batch.ids))
-        return self._text_loss(hidden, batch)
-
-    def _voice(self, chance: Random) -> Tensor | None:
-        """Encode a random voice for the prompt, as the worker does; None for most sessions."""
-        if chance.random() >= VOICE_SHARE:
-            return None
-        clips = [
-            self._corpus[chance.randrange(len(self._corpus))].samples
-            for _ in range(chance.randint(1, 3))
-        ]
-        return self.networks.audio.encode_clip(np.concatenate(clips)).clone()
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the checkpoint with their names."""
-        for prefix, module in self.networks.modules.items():
-            for name, value in module.state_dict().items():
-                yield prefix + name, value
+        llm = self.networks.llm
+        hidden = decode(llm, llm.model.embed_tokens(batch.ids), is_mixed=self.plan.is_mixed)
+        return text_loss(llm, hidden, batch)
 
     def save(self) -> None:
         """Write the state of the run."""
@@ -325,9 +278,7 @@ class ListenerTraining:
             "optimisers": self._optimisers.state_dict(),
             "modules": {name: module.state_dict() for name, module in self._modules.items()},
         }
-        part = self._path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self._path)
+        save_tensors(state, self._path)
 
     def resume(self) -> None:
         """Continue from the saved state, if there is one."""

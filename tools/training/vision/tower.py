@@ -8,9 +8,7 @@ with targets of whole pictures only, a transformer needs many times the steps.
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -28,8 +26,9 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import ImageRules, pre
 from duplane.worker.models.minicpm_o.vision.siglip import VisionConfig
 from training.domain import DIGITS
 from training.listener.network import draw_weights
-from training.optimisers import Optimisers
-from training.torch_calls import load_tensors, mixed_precision, seed_all, tensor_of
+from training.optimisers import Optimisers, rate_factor
+from training.progress import Progress
+from training.torch_calls import load_tensors, mixed_precision, save_tensors, seed_all, tensor_of
 from training.vision.pictures import Picture, draw_picture
 from training.vision.scenes import COLOURS, DIGIT, MOST_OBJECTS, NOTHING, SHAPES, Scene
 
@@ -62,11 +61,6 @@ class TowerPlan:
     warm_up: int = 40
     decay_share: float = 0.6
     is_mixed: bool = True
-
-    def factor(self, step: int) -> float:
-        """Return the factor of the learning rates at a step."""
-        remaining = (self.steps - step) / max(1.0, self.decay_share * self.steps)
-        return min(1.0, (step + 1) / self.warm_up, remaining)
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,10 @@ def draw_tiles(
 
 
 class TowerTraining:
-    """One training run. It saves its state to `path`, and continues from this file if it exists."""
+    """One training run. It begins with the state in the file `path`, if there is one.
+
+    It saves its state to this file.
+    """
 
     def __init__(
         self, config: dict[str, Any], rules: ImageRules, plan: TowerPlan, path: Path | None = None
@@ -148,20 +145,18 @@ class TowerTraining:
         self._patches = nn.Linear(vision.width, sum(PATCH_HEADS.values()))
         self._states = torch.zeros(0)
         self.vision.vpm.register_forward_hook(self._keep_states)
-        found = [*self.vision.parameters()]
-        tables = {
-            id(self.vision.vpm.embeddings.position_embedding.weight),
-            id(self.vision.resampler.query),
-        }
-        matrices = [t for t in found if t.dim() == 2 and id(t) not in tables]
-        chosen = {id(t) for t in matrices}
-        others = [t for t in found if id(t) not in chosen]
         self._optimisers = Optimisers(
-            matrices,
-            [*others, *self._heads.parameters(), *self._patches.parameters()],
+            self.vision.parameters(),
+            tables=[
+                self.vision.vpm.embeddings.position_embedding.weight,
+                self.vision.resampler.query,
+            ],
+            added=[*self._heads.parameters(), *self._patches.parameters()],
             rate=plan.rate,
             matrix_rate=plan.matrix_rate,
         )
+        if path is not None and path.exists():
+            self._resume(path)
 
     def _keep_states(self, module: nn.Module, inputs: object, states: Tensor) -> None:
         del module, inputs
@@ -173,22 +168,19 @@ class TowerTraining:
 
     def run(self, tiles: Sequence[SeenTile], *, stop_at: int | None = None) -> None:
         """Train on random batches of `tiles` to the end, or to step `stop_at`."""
-        self.resume()
-        plan, means = self.plan, dict[str, float]()
-        began = time.process_time()
+        plan = self.plan
+        progress = Progress("vision", plan.steps, interval=REPORT_INTERVAL, memory=0.95)
         last = plan.steps if stop_at is None else stop_at
         while self.step < last:
             chance = Random(f"{plan.seed} tower {self.step}")
             batch = [self._draw(tiles, chance) for _ in range(plan.batch)]
             losses = self._losses(batch)
-            self._optimisers.step(torch.stack([*losses.values()]).sum(), plan.factor(self.step))
+            factor = rate_factor(
+                self.step, plan.steps, warm_up=plan.warm_up, decay_share=plan.decay_share
+            )
+            self._optimisers.step(torch.stack([*losses.values()]).sum(), factor)
             self.step += 1
-            for name, value in losses.items():
-                means[name] = 0.95 * means.get(name, value.item()) + 0.05 * value.item()
-            if self.step % REPORT_INTERVAL == 0:
-                shown = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
-                spent = time.process_time() - began
-                sys.stderr.write(f"vision {self.step}/{plan.steps}  {spent:.0f} s  {shown}\n")
+            progress.note(self.step, losses)
             if self.step % SAVE_INTERVAL == 0 or self.step == last:
                 self.save()
 
@@ -242,24 +234,16 @@ class TowerTraining:
                 right[name] += [bool(hit) for hit in hits]
         return {name: sum(hits) / max(1, len(hits)) for name, hits in right.items()}
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the checkpoint with their names."""
-        yield from self.vision.state_dict().items()
-
     def save(self) -> None:
         """Write the state of the run, if it has a file."""
         if self._path is None:
             return
-        part = self._path.with_suffix(".part")
-        state = {name: module.state_dict() for name, module in self._modules.items()}
-        torch.save({"step": self.step, "optimisers": self._optimisers.state_dict(), **state}, part)
-        part.replace(self._path)
+        modules = {name: module.state_dict() for name, module in self._modules.items()}
+        optimisers = self._optimisers.state_dict()
+        save_tensors({"step": self.step, "optimisers": optimisers, **modules}, self._path)
 
-    def resume(self) -> None:
-        """Continue from the saved state, if there is one."""
-        if self._path is None or not self._path.exists():
-            return
-        state = load_tensors(self._path)
+    def _resume(self, path: Path) -> None:
+        state = load_tensors(path)
         self.step = state["step"]
         for name, module in self._modules.items():
             module.load_state_dict(state[name])

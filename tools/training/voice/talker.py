@@ -124,12 +124,9 @@ class TalkerTraining:
         self.head = nn.Linear(width, self.end + 1, bias=False)
         codes = cast("nn.Embedding", self.talker.emb_code[0])
         tables = (self.talker.emb_text.weight, codes.weight)
-        found = trainable(self.talker.model)
-        matrices = [t for t in found if t.dim() == 2]
-        others = [t for t in found if t.dim() != 2]
         self._optimisers = Optimisers(
-            matrices,
-            [*others, *tables, *self.head.parameters()],
+            trainable(self.talker.model),
+            added=[*tables, *self.head.parameters()],
             rate=plan.rate,
             matrix_rate=plan.matrix_rate,
         )
