@@ -207,8 +207,8 @@ async def test_absent_schedulers_session_is_ended_by_the_others(
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     (registration,) = (await client.read(f"{prefix}worker/w".encode())).kvs
-    await first.kill()
     (presence,) = (await client.read(f"{prefix}presence/{registration.lease:x}".encode())).kvs
+    await first.kill()
     await client.revoke_lease(presence.lease)  # as etcd does when it expires
     operator = await second.operator()
     await operator.until(lambda seen: not seen.workers)
