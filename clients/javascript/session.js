@@ -272,7 +272,8 @@ export class DuplexSession {
 
   #begun(event, lostMs, beganMs, attempts) {
     const nowMs = Date.now();
-    const lostSamples = this.#input.rewind(event.next_sample ?? 0);
+    // Input that was sent, but did not arrive, is known only to the server.
+    const lostSamples = Math.max(this.#input.rewind(event.next_sample ?? 0), event.lost_samples ?? 0);
     this.#unheardMs = null;
     this.#options.onReturn?.({
       gapS: event.gap_s ?? 0,

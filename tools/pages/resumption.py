@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from duplane.edge.dialects.resumption import MAX_PLACE_BYTES
 from duplane.edge.session.detachment import KEPT_BYTES, KEPT_S
 from duplane.edge.settings import Limits
+from duplane.fabric.bounds import MAX_QUEUE_TOKEN_LENGTH
 from duplane.scheduler.queue_tokens import TOKEN_S
 
 _LIMITS = Limits()
@@ -40,8 +40,9 @@ A client returns with the first event of a new socket, at the same URL: `session
 
 The answer is `session.resumed` (A, B) or `resumed` (C), perhaps after events of the queue, which
 the client ignores. It has `unit` (the last unit that has events), `next_sample` (the client sends
-its input again from this sample), `gap_s` (how long there was no socket) and `within_s`. Then come
-the events that the client has missed, with `replayed: true`. The edge keeps the events of the last
+its input again from this sample), `lost_samples` (how many samples before `from_sample` the edge
+does not have), `gap_s` (how long there was no socket) and `within_s`. Then come the events that the
+client has missed, with `replayed: true`. The edge keeps the events of the last
 {KEPT_S:g} s of units, at most {KEPT_BYTES // 2**20} MiB; a gap in `unit` shows that older ones are
 missing.
 
@@ -61,14 +62,15 @@ session was resumed more than 10 times in a minute |
 | `resume_expired` | the session has ended |
 | `resume_lost` | the session is lost, with its edge and its worker, or there was none |
 | `resume_stale` | the client names an event that the session does not have |
-| `resume_busy` | the session changes its place just now: return within a second |
+| `resume_busy` | the session cannot be had just now, because it changes its place, or because a \
+scheduler or worker does not answer: return within seconds, until `within_s` has passed |
 
 A client that waits in the queue gets, once its settings are read, `queue_token` in the events of
 the queue: its place, sealed by the scheduler. If its edge ends, it shows the newest one as
 `queue_token` beside `resumable` in the settings that it sends to another edge, while it waits
 there, and gets its place back, with a position that is at most the one that it had. A token is
 valid for {TOKEN_S:g} s, until the client gets a slot. A token that is not valid any more has no
-effect; one of another mode, or longer than {MAX_PLACE_BYTES} bytes, is refused.
+effect; one of another mode, or longer than {MAX_QUEUE_TOKEN_LENGTH} bytes, is refused.
 """
 
 

@@ -54,7 +54,7 @@ function begin(socket) {
 function resume(...events) {
   return (socket) => {
     socket.tell({ type: "session.queued", position: 1 });
-    socket.tell({ type: "session.resumed", unit: 1, next_sample: 240, gap_s: 0.5, within_s: 60 });
+    socket.tell({ type: "session.resumed", unit: 1, next_sample: 240, lost_samples: 70, gap_s: 0.5, within_s: 60 });
     for (const event of events) socket.tell(event);
   };
 }
@@ -90,7 +90,8 @@ test("a session returns, hears every event once, and sends again what the server
   const [asked, ...sounds] = sockets[1].sent;
   assert.deepEqual(asked, { type: "session.resume", token: "s.secret", unit: 0, part: 0, from_sample: 0 });
   assert.deepEqual(sounds.map(({ input }) => input.audio.length), [428, 856]); // 80 and 160 samples
-  assert.deepEqual(returns.map(({ gapS, attempts, wasAsked }) => [gapS, attempts, wasAsked]), [[0.5, 1, false]]);
+  const told = returns.map(({ gapS, attempts, lostSamples, wasAsked }) => [gapS, attempts, lostSamples, wasAsked]);
+  assert.deepEqual(told, [[0.5, 1, 70, false]]);
   assert.ok(!JSON.stringify([seen, session.created]).includes("secret"));
   session.close();
   sockets[1].tell({ type: "session.closed", reason: "user_stop" });

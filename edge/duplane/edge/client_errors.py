@@ -49,7 +49,8 @@ _CLIENT_ERRORS = frozenset(
 )
 
 
-RESUME_CODES = frozenset(code for code in ErrorCode if code.startswith("resume_"))
+RESUME_PREFIX = "resume_"
+RESUME_CODES = frozenset(code for code in ErrorCode if code.startswith(RESUME_PREFIX))
 """Why a client does not get the session to which it returns."""
 
 

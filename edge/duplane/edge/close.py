@@ -65,8 +65,8 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.RESUME_BUSY: 1013,
 }
 
-# The client returns to its session: to which one, or why it does not get it, is told without the
-# dialect's events for ends.
+# Ends of sessions and sockets of clients that return. The client gets an event or an error that
+# says so, and not the dialect's events for the end of a session.
 RETURNS = frozenset(
     {
         CloseReason.RETURNED,
@@ -117,8 +117,8 @@ class Close:
 
     `code` says what is wrong with the only request of a connection, if that ends the session. A
     client that is refused for now may ask again after `retry_s`; for most reasons nobody knows when
-    another session ends. A client whose connection is gone has closed it itself, as one that does
-    not return, if this `is_wanted`.
+    another session ends. If `is_wanted`, the client has closed its connection itself, so it will
+    not return.
     """
 
     reason: CloseReason
@@ -127,6 +127,11 @@ class Close:
     code: ErrorCode | None = None
     retry_s: float = 10.0
     is_wanted: bool = False
+
+    @property
+    def may_return(self) -> bool:
+        """Whether only the socket is lost, so that the client of a resumable session may return."""
+        return self.reason in (CloseReason.GONE, CloseReason.TOO_SLOW) and not self.is_wanted
 
     @property
     def retry_after(self) -> str:
@@ -144,6 +149,8 @@ class Close:
         return self.reason.value if self.reason in QUOTING else self.text
 
 
+GONE = Close(CloseReason.GONE)
+TOO_SLOW = Close(CloseReason.TOO_SLOW, "events are not read")
 SESSION_OVER = Close(CloseReason.TIMEOUT, "session time limit")
 """The end of a session that has lasted as long as it may. Some clients are told this apart."""
 

@@ -244,7 +244,12 @@ class EdgeMetrics:
 
         def observe() -> Iterable[Metric]:
             used_bytes, count = space.used_bytes, space.given_up_count
-            yield gauge("duplane_journal_bytes", "Memory of all journals.", used_bytes)
+            yield gauge(
+                "duplane_journal_bytes",
+                "Memory of all journals, and of the events that are kept for clients that may "
+                "return.",
+                used_bytes,
+            )
             yield CounterMetricFamily(
                 "duplane_journals_given_up",
                 "Sessions that can no longer move, because their journal exceeded a bound or their "

@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Clock
+from duplane.edge.close import GONE
 from duplane.edge.dialects.actions import Return
+from duplane.edge.resumes import OTHER_CLIENT
 from duplane.edge.routing import restored_session
-from duplane.edge.session.duplex_runner import Adoption
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.edge_note import EdgeNote
+from duplane.edge.session.returnable_runner import Adoption
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client import SocketClient
@@ -37,7 +39,7 @@ _REFUSALS: Mapping[Reason, tuple[ErrorCode, str]] = {
     Reason.COPY_STALE: (ErrorCode.RESUME_STALE, "unit: the session has no such event"),
     Reason.UNKNOWN_SESSION: (ErrorCode.RESUME_LOST, "token: the session is lost"),
 }
-_LOST = _REFUSALS[Reason.UNKNOWN_SESSION]
+_LOST, _STALE = _REFUSALS[Reason.UNKNOWN_SESSION], _REFUSALS[Reason.COPY_STALE]
 
 
 class _Found(NamedTuple):
@@ -71,18 +73,19 @@ class RemoteReturns:
     ) -> None:
         """Serve the client of `asking`, which returns to another session, until it is gone."""
         resumes, returned = self._sessions.resumes, asking.returned
-        if returned is None:
-            raise AssertionError("the client does not return")
-        if not resumes.is_unknown(returned):
+        if returned is None or not resumes.may_be_elsewhere(returned):
             await resumes.run(client, asking, request.caller)
             return
         async with contextlib.AsyncExitStack() as stack:
             with self._sessions.admitted(asking.dialect.mode, request) as refusal:
                 found = _BUSY if refusal else await self._look(stack, asking, returned, request)
                 if isinstance(found, _Found):
+                    resumes.forget(returned)
                     mode = found.session.dialect.mode
                     await self._sessions.run(client, found.session, mode, request, found.adoption)
                     return
+        if found == _LOST and resumes.has(returned):  # no worker has newer events than this edge
+            found = _STALE
         await resumes.refuse(client, asking, *found)
 
     async def _look(
@@ -98,7 +101,7 @@ class RemoteReturns:
             return _BUSY
         if self._taken.wait_s(returned.session_id, now_s):
             return _TOO_OFTEN
-        found = await self._find(stack, asking, returned, request.caller.tenant)
+        found = await self._find(stack, asking, returned)
         if isinstance(found, _Found):
             self._taken.spend(returned.session_id, now_s)
         elif network and found != _BUSY:
@@ -110,7 +113,6 @@ class RemoteReturns:
         stack: contextlib.AsyncExitStack,
         asking: DuplexSession,
         returned: Return,
-        tenant: str,
     ) -> _Found | tuple[ErrorCode, str]:
         """Take the session from its worker, or return why that is not possible."""
         if self._count >= _AT_ONCE:
@@ -119,14 +121,17 @@ class RemoteReturns:
             session_id=returned.session_id,
             token_secret=returned.secret,
             after_sequence=returned.unit if returned.unit >= 0 else None,
+            client_sha256=asking.client_digest,
         )
         self._count += 1
         try:
             taking = self._fabric.take_session(attach, self._pool)
             taken = await stack.enter_async_context(taking)
-            return self._restored(taken, asking, returned, tenant)
+            return self._restored(taken, asking, returned)
         except FabricError as error:
             _log.info("session %s is not taken: %s", returned.session_id, error)
+            if error.field == "client_sha256":
+                return OTHER_CLIENT
             return _REFUSALS.get(error.reason, _BUSY)
         except ValueError as error:
             _log.warning("session %s cannot be continued: %s", returned.session_id, error)
@@ -135,13 +140,17 @@ class RemoteReturns:
             self._count -= 1
 
     def _restored(
-        self, taken: TakenSession, asking: DuplexSession, returned: Return, tenant: str
-    ) -> _Found:
+        self, taken: TakenSession, asking: DuplexSession, returned: Return
+    ) -> _Found | tuple[ErrorCode, str]:
         """Return the session as it goes on here. Raises FabricError and ValueError."""
         note, now = EdgeNote.from_bytes(taken.attached.edge_note), self._clock.now()
         session = restored_session(note, self._limits, now, self._sessions.continuity)
-        is_same = session.dialect.return_event == asking.dialect.return_event
-        if session.identity.tenant != tenant or not is_same:
-            raise FabricError(Reason.NOT_ALLOWED, "the session belongs to another client or URL")
-        events = session.adopt(taken, note, returned, now)
+        if not session.is_of_client_of(asking):
+            return OTHER_CLIENT
+        try:
+            events = session.adopt(taken, note, returned, now)
+        except BaseException:
+            # Forget the copy and the events, which count in the bound of all sessions.
+            session.end(GONE, now)
+            raise
         return _Found(session, Adoption(events, taken.stream))

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from duplane.edge.access import Caller
-from duplane.edge.client_errors import ErrorCode
+from duplane.edge.client_errors import RESUME_PREFIX, ErrorCode
 from duplane.edge.clock import Clock
-from duplane.edge.close import Close, CloseReason
+from duplane.edge.close import GONE, Close, CloseReason
 from duplane.edge.dialects.actions import Return
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.session.attachment import Attachment
 from duplane.edge.session.chat_runner import ChatRunner
-from duplane.edge.session.detachment import Presence, digest_of
+from duplane.edge.session.detachment import Presence
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.returnable_session import NAMING_S
 from duplane.edge.session.unit_state import Cursor
 from duplane.edge.transport.client import Client, SocketClient
 from duplane.fabric.monitoring.logs import logged_ids
+from duplane.fabric.token_secrets import is_secret_of
 
 _log = logging.getLogger(__name__)
+OTHER_CLIENT = ErrorCode.RESUME_REFUSED, "token: the session belongs to another client or URL"
 _MAX_ENDED = 1024  # tokens of sessions that have ended; the newest are kept
-# The code of a refusal -> the outcome in the metrics.
-_OUTCOMES: Mapping[ErrorCode, str] = {
-    ErrorCode.RESUME_REFUSED: "refused",
-    ErrorCode.RESUME_EXPIRED: "expired",
-    ErrorCode.RESUME_LOST: "lost",
-    ErrorCode.RESUME_STALE: "stale",
-    ErrorCode.RESUME_BUSY: "busy",
-}
 
 
 class Resumes:
@@ -82,27 +75,33 @@ class Resumes:
             return False
         _, runner = min(parked, key=lambda one: one[0])
         _log.warning("a parked session ends: all journals together exceed --journal-total-bytes")
-        runner.end(Close(CloseReason.GONE))
+        runner.end(GONE)
         return True
 
-    def is_unknown(self, returned: Return) -> bool:
-        """Return whether the session that a client names was never at this edge, or left it.
+    def may_be_elsewhere(self, returned: Return) -> bool:
+        """Return whether the session that a client names was never at this edge, or may have left.
 
-        If it is parked here and the client has newer events, another edge has taken it meanwhile.
+        If it is parked here and the client has newer events, another edge may have taken it.
         """
         runner = self._find(returned)
         if runner is None:
             return bool(returned.session_id) and returned.session_id not in self._ended
         detachment, cursor = runner.session.detachment, Cursor(returned.unit, returned.part)
-        is_old = (
+        return (
             detachment is not None
             and detachment.presence is Presence.PARKED
             and detachment.is_proved_by(returned.secret)
             and detachment.is_ahead(cursor)
         )
-        if is_old:
+
+    def has(self, returned: Return) -> bool:
+        """Return whether the session that a client names is here."""
+        return self._find(returned) is not None
+
+    def forget(self, returned: Return) -> None:
+        """End the session if it is here, because it continues at another edge."""
+        if runner := self._find(returned):
             runner.end(Close(CloseReason.REPLACED))
-        return is_old
 
     def ended(self, session: DuplexSession) -> None:
         """Remember the token of a session that has ended, to tell its client so."""
@@ -130,7 +129,7 @@ class Resumes:
         self, client: Client, asking: DuplexSession, code: ErrorCode, message: str
     ) -> None:
         """Tell a client why it does not get the session that it has named."""
-        self._metrics.resume_refused(_OUTCOMES[code])
+        self._metrics.resume_refused(code.removeprefix(RESUME_PREFIX))
         _log.info("session %s is not resumed: %s", asking.identity.session_id, code)
         client.send([asking.dialect.error(code, message, self._clock.now())])
         is_busy = code is ErrorCode.RESUME_BUSY
@@ -149,9 +148,8 @@ class Resumes:
             return ErrorCode.RESUME_BUSY, "the socket was lost"
         if refusal := runner.session.refuses(returned, self._clock.now()):
             return refusal
-        is_same = runner.session.dialect.return_event == asking.dialect.return_event
-        if self._runners[runner].tenant != caller.tenant or not is_same:
-            return ErrorCode.RESUME_REFUSED, "token: the session belongs to another client or URL"
+        if not runner.session.is_of_client_of(asking):
+            return OTHER_CLIENT
         self._runners[runner] = caller
         return runner.resume(client, returned)
 
@@ -166,7 +164,7 @@ class Resumes:
         digest = self._ended.get(returned.session_id)
         if digest is None and returned.session_id:
             return ErrorCode.RESUME_LOST, "token: the session is lost"
-        if digest and hmac.compare_digest(digest, digest_of(returned.secret)):
+        if digest and is_secret_of(digest, returned.secret):
             return ErrorCode.RESUME_EXPIRED, "token: the session has ended"
         return ErrorCode.RESUME_REFUSED, "token: it belongs to no session"
 

@@ -29,8 +29,9 @@ from duplane.edge.routing import AnySession, Target, parse_target, parse_trace
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity, RebuildPermits
-from duplane.edge.session.duplex_runner import Adoption, DuplexRunner
+from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.returnable_runner import Adoption
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -158,8 +159,10 @@ class SessionRegistry:
             for runner in self._runners
             if isinstance(runner, DuplexRunner) and runner.session.is_resumable
         ]
+        # No client is asked to leave when its session has ended, or in the moment of its end.
+        spread_s = min(limits.go_away_s, limits.drain_s / 2)
         for number, runner in enumerate(leaving, 1):
-            runner.go_away(limits.go_away_s * number / len(leaving))
+            runner.go_away(spread_s * number / len(leaving))
         for runner in self._runners.keys() - set(leaving):
             runner.drain()
         if not await self._idle_within(limits.drain_s):

@@ -186,8 +186,10 @@ class Limits:
     audio and pictures a journal keeps. A session that moves with fewer contexts than its model has
     layers continues almost, but not exactly, as it would have."""
     journal_total_bytes: NonNegativeInt = 4 * 1024**3
-    """Maximum number of bytes of all journals together. A session whose journal would exceed this
-    bound can no longer move."""
+    """Maximum number of bytes of all journals together, and of the events that are kept for clients
+    that may return. Above it the edge ends the session that is without a slot for the longest time;
+    without such a session, a session whose journal would exceed the bound can no longer move, and
+    clients that return get fewer events again."""
 
     # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096
@@ -213,7 +215,8 @@ class Limits:
     """Seconds after the loss of its socket in which the client of a resumable session can return;
     then the session ends. 0: no session is resumable."""
     go_away_s: NonNegativeFloat = 30.0
-    """Seconds over which resumable sessions are asked to go to another edge at shutdown."""
+    """Seconds over which resumable sessions are asked to go to another edge at shutdown; at most
+    half of --drain-s."""
     drain_s: NonNegativeFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they get `server_shutdown`."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import grpc.aio
 
@@ -19,10 +19,12 @@ _Answer = TypeVar("_Answer")
 _TakeOverCall = grpc.aio.UnaryStreamCall[session_pb2.TakeOverRequest, session_pb2.TakeOverResponse]
 _LIST_S = 2.0  # in which a scheduler must answer
 _FIRST_ANSWER_S = 2.0  # in which a worker must answer whether it has the session
-_COPY_S = 10.0  # in which it must send the whole copy
+COPY_S = 10.0
+"""Seconds in which a worker must send the whole copy."""
 _ASKED_AT_ONCE = 32  # workers that are asked for a copy at the same time
-# If no worker gives the session away, the first of these reasons is told.
-_TELLING = (Reason.NOT_ALLOWED, Reason.COPY_STALE, Reason.NOT_READY, Reason.SLOT_OCCUPIED)
+# If no worker gives the session away, the first of these reasons is told. The old copy of one
+# worker does not matter while another worker has the session and cannot give it away yet.
+_TELLING = (Reason.NOT_ALLOWED, Reason.NOT_READY, Reason.SLOT_OCCUPIED, Reason.COPY_STALE)
 
 
 class Administrator(Protocol):
@@ -37,63 +39,108 @@ class Administrator(Protocol):
 
 @dataclass(slots=True)
 class TakenSession:
-    """A session that another edge had. Without a `stream` it has no slot any more."""
+    """A session that another edge had. Without a `stream` it has no slot any more.
+
+    Unless it `is_whole`, the other past units come on the stream.
+    """
 
     attached: session_pb2.Attached
     stream: ConverseStream | None = None
     deltas: list[session_pb2.Delta] = field(default_factory=list[session_pb2.Delta])
     past_units: list[session_pb2.PastUnit] = field(default_factory=list[session_pb2.PastUnit])
 
-    def add(self, part: session_pb2.ConverseResponse | session_pb2.TakeOverResponse) -> bool:
-        """Add a message of the worker. Return whether it is the last one."""
+    is_whole: bool = False
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether all deltas have come. The past units follow them."""
+        if self.past_units or self.is_whole or not self.attached.HasField("first_sequence"):
+            return True
+        return bool(self.deltas) and self.deltas[-1].sequence >= self.attached.last_sequence
+
+    def add(self, part: session_pb2.ConverseResponse | session_pb2.TakeOverResponse) -> None:
+        """Add a message of the worker."""
         if part.HasField("delta"):
             self.deltas.append(part.delta)
         self.past_units.extend(part.kept.units)
-        return part.kept.is_last
+        self.is_whole = part.kept.is_last
+
+
+class _Workers(NamedTuple):
+    """Workers that may have a copy.
+
+    A session is lost if all workers that are `running` say so, and `are_all`. A scheduler says
+    which ones are running. One that has just begun may name none yet.
+    """
+
+    addresses: Sequence[str]
+    running: Sequence[str] = ()
+    are_all: bool = False
 
 
 class SessionTaker:
-    """Takes sessions from the workers of one pool, for one process."""
+    """Takes sessions from the workers of one pool, for one process.
 
-    def __init__(self, to_workers: ChannelPool) -> None:
+    A scheduler names the workers with a lease of the session and, if none of these gives the
+    session away, all workers. In addition, the workers to which a channel is open are asked: the
+    scheduler may have lost them, or none may answer. Then also those are asked that a scheduler has
+    named last.
+    """
+
+    def __init__(self, administrator: Administrator, to_workers: ChannelPool) -> None:
+        self._administrator = administrator
         self._to_workers = to_workers
+        self._listed: Sequence[str] = ()  # the running workers, as a scheduler has named them last
 
     @contextlib.asynccontextmanager
-    async def taken(
-        self, attach: session_pb2.Attach, addresses: Sequence[str], others: Sequence[str]
-    ) -> AsyncGenerator[TakenSession]:
+    async def taken(self, attach: session_pb2.Attach, pool: str) -> AsyncGenerator[TakenSession]:
         """Take a session; hold it during the body of the `with`. Raises FabricError.
 
-        `addresses` are those of the workers with a lease of the session, the best first. `others`
-        are those of all workers, which may have its copy.
+        The reason is UNAVAILABLE if a process that may know the session does not answer.
         """
         async with contextlib.AsyncExitStack() as stack:
-            yield await self._take(stack, attach, addresses, others)
+            yield await self._take(stack, attach, pool)
 
     async def _take(
-        self,
-        stack: contextlib.AsyncExitStack,
-        attach: session_pb2.Attach,
-        addresses: Sequence[str],
-        others: Sequence[str],
+        self, stack: contextlib.AsyncExitStack, attach: session_pb2.Attach, pool: str
     ) -> TakenSession:
-        failures, occupied = list[FabricError](), list[str]()
-        for address in addresses:
+        leased = await self._if_answered(leases_of(self._administrator, attach.session_id))
+        failures = dict[str, FabricError]()  # by address
+        for address in leased or ():
             try:
                 return await stack.enter_async_context(self._attached(address, attach))
             except FabricError as error:
-                failures.append(error)
-        is_away = any(error.reason is Reason.UNAVAILABLE for error in failures)
-        try:
-            return await self._taken_over(attach, others, failures, occupied)
-        except FabricError as error:
-            for address in set(occupied) - set(addresses):
+                failures[address] = error
+        workers = await self._workers(pool, leased)
+        taken = await self._taken_over(attach, workers.addresses, failures)
+        if taken:
+            return taken
+        for address, failure in failures.items():
+            if failure.reason is Reason.SLOT_OCCUPIED and address not in (leased or ()):
                 # The scheduler has lost the lease, or does not tell the address of its worker.
                 return await stack.enter_async_context(self._attached(address, attach))
-            if is_away and error.reason is Reason.UNKNOWN_SESSION:
-                message = "the worker with the lease of the session does not answer"
-                raise FabricError(Reason.UNAVAILABLE, message) from None
-            raise
+        raise _refusal(failures, workers)
+
+    async def _if_answered(self, listing: Awaitable[Sequence[str]]) -> Sequence[str] | None:
+        """Return what a scheduler lists; None if no scheduler answers. Raises FabricError."""
+        try:
+            return await listing
+        except FabricError as error:
+            if error.reason is not Reason.UNAVAILABLE:
+                raise
+            return None
+
+    async def _workers(self, pool: str, leased: Sequence[str] | None) -> _Workers:
+        """Return the workers to ask for a copy. `leased` is None if no scheduler answers."""
+        listed = None
+        if leased is not None:
+            listed = await self._if_answered(workers_of(self._administrator, pool))
+        if listed is not None:
+            self._listed = listed
+        asked = tuple({*(leased or ()), *self._listed, *self._to_workers.addresses})
+        if leased is None or listed is None:
+            return _Workers(asked)
+        return _Workers(asked, (*leased, *listed), are_all=bool(listed))
 
     @contextlib.asynccontextmanager
     async def _attached(
@@ -114,12 +161,11 @@ class SessionTaker:
         self,
         attach: session_pb2.Attach,
         addresses: Sequence[str],
-        failures: list[FabricError],
-        occupied: list[str],
-    ) -> TakenSession:
-        """Take the copy with the most units of a session without a slot.
+        failures: dict[str, FabricError],
+    ) -> TakenSession | None:
+        """Take the copy with the most units of a session without a slot; None if there is none.
 
-        Adds to `occupied` the addresses of workers at which the session has a slot.
+        Notes in `failures` why a worker gives no copy away.
         """
         places = asyncio.Semaphore(_ASKED_AT_ONCE)
         request = session_pb2.TakeOverRequest(attach=attach)
@@ -134,12 +180,11 @@ class SessionTaker:
                         async with asyncio.timeout(_FIRST_ANSWER_S):
                             first = await call.read()
                     except TimeoutError:
+                        failures[address] = FabricError(Reason.UNAVAILABLE, "the worker is silent")
                         return None
                     except grpc.aio.AioRpcError as error:
                         # A worker of an older release has no such method, and no copy.
-                        failures.append(failure := from_rpc(error))
-                        if failure.reason is Reason.SLOT_OCCUPIED:
-                            occupied.append(address)
+                        failures[address] = from_rpc(error)
                         return None
                     if not isinstance(first, session_pb2.TakeOverResponse):
                         return None
@@ -148,7 +193,7 @@ class SessionTaker:
             answers = await asyncio.gather(*map(ask, addresses))
             found = [answer for answer in answers if answer]
             if not found:
-                raise _telling(failures)
+                return None
             call, taken = max(found, key=lambda one: one[1].attached.last_sequence)
             await _read_copy(call, taken)
             return taken
@@ -156,38 +201,42 @@ class SessionTaker:
 
 async def _read_copy(call: _TakeOverCall, taken: TakenSession) -> None:
     """Read to the end of the call: only then has the worker given the copy to no other edge."""
-    is_whole = False
     try:
-        async with asyncio.timeout(_COPY_S):
+        async with asyncio.timeout(COPY_S):
             while isinstance(part := await call.read(), session_pb2.TakeOverResponse):
-                is_whole = taken.add(part)
+                taken.add(part)
     except TimeoutError:
-        is_whole = False
+        taken.is_whole = False
     except grpc.aio.AioRpcError as error:
         raise from_rpc(error) from None
-    if not is_whole:
+    if not taken.is_whole:
         raise FabricError(Reason.UNAVAILABLE, "the worker did not send the whole copy")
 
 
 async def _read_attached(stream: ConverseStream, attach: session_pb2.Attach) -> TakenSession:
+    """Read what the client needs. The past units are only for a move, so they may come later."""
     try:
         async with asyncio.timeout(_FIRST_ANSWER_S):
             await stream.write(session_pb2.ConverseRequest(attach=attach))
             taken = TakenSession((await stream.read()).attached, stream)
-        async with asyncio.timeout(_COPY_S):
-            while not taken.add(await stream.read()):
-                pass
+        async with asyncio.timeout(COPY_S):
+            while not taken.has_deltas:
+                taken.add(await stream.read())
     except TimeoutError:
         raise FabricError(Reason.UNAVAILABLE, "the worker did not send the session") from None
     return taken
 
 
-def _telling(failures: Sequence[FabricError]) -> FabricError:
-    for reason in _TELLING:
-        for failure in failures:
-            if failure.reason is reason:
-                return failure
-    return FabricError(Reason.UNKNOWN_SESSION, "no worker has the session")
+def _refusal(failures: Mapping[str, FabricError], workers: _Workers) -> FabricError:
+    """Return why no worker gives the session away."""
+    refusal = FabricError(Reason.UNKNOWN_SESSION, "no worker has the session")
+    for reason in reversed(_TELLING):
+        refusal = next((one for one in failures.values() if one.reason is reason), refusal)
+    silent = {address for address, one in failures.items() if one.reason is Reason.UNAVAILABLE}
+    is_known = workers.are_all and silent.isdisjoint(workers.running)
+    if is_known or refusal.reason not in (Reason.UNKNOWN_SESSION, Reason.COPY_STALE):
+        return refusal
+    return FabricError(Reason.UNAVAILABLE, "a process that may know the session does not answer")
 
 
 async def leases_of(administrator: Administrator, session_id: str) -> Sequence[str]:

@@ -57,11 +57,17 @@ MAX_REBUILD_UNIT_COUNT = 1024
 # can no longer move.
 MAX_STATE_BYTES = 64 * 1024
 
-# Maximum number of bytes of `Unit.edge_note`.
+# Maximum number of bytes of `Unit.edge_note` and of `Keep.edge_note`.
 MAX_NOTE_BYTES = 4096
+
+# Maximum number of characters of `AcquireLeaseRequest.queue_token`.
+MAX_QUEUE_TOKEN_LENGTH = 512
 
 # Longest time for which a worker keeps the copy of a session without a call (`Keep.within`).
 MAX_KEEP_S = 3600.0
+
+# Lowest and highest value of `Keep.window_count`.
+WINDOW_COUNT = (2, 64)
 
 # Maximum number of unfinished speech requests of a conversation, and maximum number of bytes of the
 # text of one. More requests and longer texts are refused.

@@ -19,7 +19,7 @@ import grpc.aio
 from cachetools import TTLCache
 
 from duplane.fabric.addresses import parse_address, resolve
-from duplane.fabric.attaching import SessionTaker, TakenSession, leases_of, workers_of
+from duplane.fabric.attaching import SessionTaker, TakenSession
 from duplane.fabric.avoided_workers import AvoidedWorkers
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.converse import ConverseStream
@@ -96,6 +96,7 @@ class FabricClient:
         self._scheduler_checks = HealthChecks(self._to_schedulers)
         self._worker_checks = HealthChecks(self._to_workers)
         self._avoided = AvoidedWorkers(self._worker_checks)
+        self._taker = SessionTaker(self, self._to_workers)
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
         # Lease id -> the id of its worker, for leases whose worker could not be reached.
@@ -269,18 +270,15 @@ class FabricClient:
         if not any(stream.is_superseded for stream in streams):
             await self.release(lease_id)
 
-    @contextlib.asynccontextmanager
-    async def take_session(
+    def take_session(
         self, attach: session_pb2.Attach, pool: str
-    ) -> AsyncGenerator[TakenSession]:
+    ) -> contextlib.AbstractAsyncContextManager[TakenSession]:
         """Take a session that another client had; hold it during the body of the `with`.
 
-        Raises FabricError: UNKNOWN_SESSION if no worker of the pool has it.
+        Raises FabricError: UNKNOWN_SESSION if no worker of the pool has it, UNAVAILABLE if it may
+        be there later.
         """
-        leased = await leases_of(self, attach.session_id)
-        workers = await workers_of(self, pool)
-        async with SessionTaker(self._to_workers).taken(attach, leased, workers) as taken:
-            yield taken
+        return self._taker.taken(attach, pool)
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back. If the scheduler does not answer, the slot is freed later."""

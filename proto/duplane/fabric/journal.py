@@ -5,13 +5,13 @@ A journal exists only in memory, and is deleted when its session ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.past_units import PastUnits, past_unit
+from duplane.fabric.unit_audio import unpack_audio
 from duplane.fabric.v1 import session_pb2
 
 # The units of one message have at most this number of bytes, unless the message has only one unit.
@@ -26,6 +26,7 @@ class LossReason(StrEnum):
     # A state or a digest is missing because the worker cannot rebuild conversations; or a state is
     # larger than workers accept; or a unit was answered so late that it was forgotten.
     NO_STATE = "no_state"
+    NO_COPY = "no_copy"  # another edge had the session, and its past units did not come in time
 
 
 class JournalLoss(NamedTuple):
@@ -65,10 +66,10 @@ class Journal:
     sound and the pictures of older ones. If it exceeds a bound nevertheless, it keeps fewer
     contexts, and the rebuilt conversation `is_approximate`. If that is not enough, the journal is
     deleted and stays empty. Its session can then no longer move. Without a `space`, the journal is
-    empty from the start.
+    empty from the start. `window_count` replaces that of the space; 0 does not.
     """
 
-    def __init__(self, space: JournalSpace | None) -> None:
+    def __init__(self, space: JournalSpace | None, window_count: int = 0) -> None:
         self.opening: session_pb2.Open | None = None
         self.opened = session_pb2.Opened()  # of the first worker
         # The journal is complete, so the conversation can be rebuilt.
@@ -77,8 +78,12 @@ class Journal:
         self.byte_count = 0
         # A bound has made the journal drop units on which a rebuild that is exact depends.
         self.is_approximate = False
+        # The past units of another process still come, so the conversation cannot be rebuilt yet.
+        self.is_partial = False
         self._space = space or JournalSpace(0, 0)
+        self._window_count = window_count or self._space.window_count
         self._past = PastUnits()
+        self._later = PastUnits()  # answered while the journal is partial
         self._opening_bytes = 0
         self._is_pinned = False
 
@@ -114,7 +119,12 @@ class Journal:
         if request is None or not has_state or max(state_bytes) > MAX_STATE_BYTES:
             self._give_up(LossReason.NO_STATE)
             return
-        self._past.append(past_unit(request.unit, outcome))
+        past = past_unit(request.unit, outcome)
+        if self.is_partial:
+            self._later.append(past)
+            self._bound()
+            return
+        self._past.append(past)
         self._trim()
 
     def extend(self, units: Sequence[session_pb2.PastUnit]) -> None:
@@ -123,6 +133,20 @@ class Journal:
             if self.is_whole:
                 self._past.append(past)
                 self._trim()
+
+    def begin_copy(self) -> None:
+        """Wait for the units that another journal had; `extend` adds them, up to `end_copy`."""
+        self.is_partial = self.is_whole
+
+    def end_copy(self) -> None:
+        """Add the units that were answered meanwhile behind those of the other journal."""
+        self.is_partial = False
+        later, self._later = self._later.units, PastUnits()
+        self.extend(later)
+
+    def lack_copy(self) -> None:
+        """Give the journal up, because the units of the other journal do not come."""
+        self._give_up(LossReason.NO_COPY)
 
     def pin(self, *, is_pinned: bool) -> None:
         """Keep the content, while it is sent, or drop again what a rebuild no longer needs."""
@@ -135,12 +159,10 @@ class Journal:
         that come meanwhile may exceed the bound of the session a little.
         """
         if self._is_pinned:
-            self._count()
-            if reason := self._exceeded(_MESSAGE_BYTES if self.is_trimmed else 0):
-                self._give_up(reason)
+            self._bound(_MESSAGE_BYTES if self.is_trimmed else 0)
             return
         is_exact, reason = True, None
-        for begin in self._past.begins(self._space.window_count):
+        for begin in self._past.begins(self._window_count):
             self._past.drop_before(begin)
             self._count()
             if is_exact:
@@ -152,9 +174,15 @@ class Journal:
         if reason:
             self._give_up(reason)
 
+    def _bound(self, slack: int = 0) -> None:
+        """Count the content without dropping any, and give it up if it exceeds a bound."""
+        self._count()
+        if reason := self._exceeded(slack):
+            self._give_up(reason)
+
     def _count(self) -> None:
         """Count the bytes of the present content."""
-        byte_count = self._opening_bytes + self._past.byte_count
+        byte_count = self._opening_bytes + self._past.byte_count + self._later.byte_count
         self._space.used_bytes += byte_count - self.byte_count
         self.byte_count = byte_count
 
@@ -181,8 +209,9 @@ class Journal:
         self._space.used_bytes -= self.byte_count
         self.byte_count = self._opening_bytes = 0
         self.opening = None
-        self.is_approximate = False
+        self.is_approximate = self.is_partial = False
         self._past.clear()
+        self._later.clear()
 
     @property
     def unit_count(self) -> int:
@@ -199,23 +228,35 @@ class Journal:
 
         Workers of older releases do not accept `audio_exponent`; they get samples above 1 as float.
         """
-        rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
+        request = session_pb2.ConverseRequest()
+        request.rebuild.model_digest = self.opened.model_digest
+        self.fill(request.rebuild.units, begin, accepts_exponent=accepts_exponent)
+        return request
+
+    def fill(
+        self,
+        units: MutableSequence[session_pb2.PastUnit],
+        begin: int,
+        *,
+        accepts_exponent: bool = True,
+    ) -> None:
+        """Append as many past units, from number `begin` on, as fit into one message.
+
+        `units` is the field of the message that is sent: so the sound is copied only once.
+        """
         size = 0
         for past in self._past.units[begin : begin + MAX_REBUILD_UNIT_COUNT]:
             if past.audio_exponent and not accepts_exponent:
                 past = _without_exponent(past)
             size += past.ByteSize()
-            if rebuild.units and size > _MESSAGE_BYTES:
+            if units and size > _MESSAGE_BYTES:
                 break
-            rebuild.units.append(past)
-        return session_pb2.ConverseRequest(rebuild=rebuild)
+            units.append(past)
 
 
 def _without_exponent(past: session_pb2.PastUnit) -> session_pb2.PastUnit:
     """Return a past unit with the same sound as float32."""
     plain = session_pb2.PastUnit()
     plain.CopyFrom(past)
-    plain.audio = pcm_from_int16(past.audio_int16, past.audio_exponent)
-    plain.ClearField("audio_int16")
-    plain.ClearField("audio_exponent")
+    unpack_audio(plain)
     return plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from duplane.fabric.audio import packed_from_pcm
+from duplane.fabric.unit_audio import pack_audio
 from duplane.fabric.v1 import session_pb2
 
 MIN_WINDOWS = 2
@@ -26,6 +26,9 @@ def past_unit(unit: session_pb2.Unit, delta: session_pb2.Delta) -> session_pb2.P
     """
     past = session_pb2.PastUnit(
         sequence=unit.sequence,
+        audio=unit.audio,
+        audio_int16=unit.audio_int16,
+        audio_exponent=unit.audio_exponent,
         video_frames=unit.video_frames,
         token_ids=delta.token_ids,
         rebuild_state=delta.rebuild_state,
@@ -37,12 +40,7 @@ def past_unit(unit: session_pb2.Unit, delta: session_pb2.Delta) -> session_pb2.P
         past.state_change.CopyFrom(delta.state_change)
     if delta.HasField("reach"):
         past.reach.CopyFrom(delta.reach)
-    if unit.audio_int16:
-        past.audio_int16, past.audio_exponent = unit.audio_int16, unit.audio_exponent
-    elif packed := packed_from_pcm(unit.audio):
-        past.audio_int16, past.audio_exponent = packed
-    else:
-        past.audio = unit.audio
+    pack_audio(past)
     return past
 
 

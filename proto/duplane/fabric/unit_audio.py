@@ -6,6 +6,11 @@ from duplane.fabric.audio import packed_from_pcm, pcm_from_int16
 from duplane.fabric.v1 import session_pb2
 
 
+def pcm_of(unit: session_pb2.Unit | session_pb2.PastUnit) -> bytes:
+    """Return the unit's sound as float32 bytes."""
+    return unit.audio or pcm_from_int16(unit.audio_int16, unit.audio_exponent)
+
+
 def fit_audio(unit: session_pb2.Unit, *, is_int16: bool) -> None:
     """Give the unit's sound the form that a worker reads: int16, or as of older releases.
 
@@ -17,16 +22,16 @@ def fit_audio(unit: session_pb2.Unit, *, is_int16: bool) -> None:
         unpack_audio(unit)
 
 
-def pack_audio(unit: session_pb2.Unit) -> None:
+def pack_audio(unit: session_pb2.Unit | session_pb2.PastUnit) -> None:
     """Round the unit's sound to int16. A sound that no worker accepts stays as it is."""
     if unit.audio and (packed := packed_from_pcm(unit.audio)):
         unit.audio_int16, unit.audio_exponent = packed
         unit.ClearField("audio")
 
 
-def unpack_audio(unit: session_pb2.Unit) -> None:
+def unpack_audio(unit: session_pb2.Unit | session_pb2.PastUnit) -> None:
     """Give the unit's sound the form that workers of older releases read."""
     if unit.audio_int16:
-        unit.audio = pcm_from_int16(unit.audio_int16, unit.audio_exponent)
+        unit.audio = pcm_of(unit)
         unit.ClearField("audio_int16")
         unit.ClearField("audio_exponent")

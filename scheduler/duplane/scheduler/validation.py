@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from duplane.fabric import bounds
 from duplane.fabric.addresses import is_this_machine, parse_address, parse_ip
+from duplane.fabric.bounds import MAX_QUEUE_TOKEN_LENGTH
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import KIND_NAMES
@@ -18,7 +19,6 @@ from duplane.fabric.v1 import admin_pb2, lease_pb2, model_pb2, registry_pb2
 from duplane.scheduler.holders import is_free_of_scope
 
 MAX_ID_LENGTH = 256
-MAX_TOKEN_LENGTH = 512
 MAX_SLOT_COUNT = 1024
 MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
 MAX_REGISTER_BYTES = 512 * 1024  # of a registration or report: enough for 1024 slots with long ids
@@ -55,8 +55,8 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     check_caller_key(request.caller_key)
     is_short = len(request.ticket_proof) <= MAX_KEY_BYTES
     _require(is_short, "ticket_proof", f"is longer than {MAX_KEY_BYTES} bytes")
-    is_short = len(request.queue_token) <= MAX_TOKEN_LENGTH
-    _require(is_short, "queue_token", f"is longer than {MAX_TOKEN_LENGTH} characters")
+    is_short = len(request.queue_token) <= MAX_QUEUE_TOKEN_LENGTH
+    _require(is_short, "queue_token", f"is longer than {MAX_QUEUE_TOKEN_LENGTH} characters")
     _require(request.kind in KIND_NAMES, "kind", "is not a session kind")
     _require_short(request.pool, "pool")
     _require_short(request.session_id, "session_id")

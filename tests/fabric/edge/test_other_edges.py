@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,14 +16,20 @@ from support.edge.credential_rig import KeyStore, bearer
 from support.edge.live_edge import AUDIO, HandSetClock, closed, receive, send
 from support.fabric.in_process import LocalWorker, running_edge
 from support.scheduler.scheduler_harness import SchedulerHarness
+from support.scheduler.watching_operator import Operator
 from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge import remote_returns
+from duplane.edge.client_errors import ErrorCode
 from duplane.edge.credentials.settings import CredentialSettings
 from duplane.edge.server import Edge
-from duplane.fabric import client as fabric_client
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.settings import Limits
+from duplane.fabric import attaching
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.session.duplex_call import DuplexCall
 
 SETTINGS = {"type": "session.init", "payload": {"resumable": True}}
 APPEND = {"type": "input.append", "input": {"audio": AUDIO}}
@@ -33,6 +40,9 @@ LEAVE = {"type": "session.close"}
 class Fabric:
     """Two edges, a scheduler, and a worker that keeps copies."""
 
+    scheduler: SchedulerHarness
+    operator: Operator
+    worker: LocalWorker
     edges: list[Edge]
     stack: contextlib.AsyncExitStack
     cursor: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -52,6 +62,27 @@ class Fabric:
         event = await receive(client)
         self.cursor = {key: event[key] for key in ("unit", "part")}
         return client, token
+
+    async def add_worker(self) -> None:
+        """Add a worker to which sessions can move."""
+        self.stack.push_async_callback(local_worker(self.scheduler, "spare").cancel)
+        await self.operator.until(lambda seen: len(seen.workers) == 2)
+
+    async def resumed_elsewhere(self) -> tuple[ClientConnection, str]:
+        """Begin a session at the first edge, and return to it at the second one.
+
+        There is a worker to which it can move.
+        """
+        _, token = await self.begin(0)
+        await self.add_worker()
+        client, answer = await self.ask(1, token)
+        assert answer["type"] == "session.resumed", answer
+        return client, token
+
+    async def parked(self, at: int) -> None:
+        """Wait until a session of an edge has no socket, and all slots are free."""
+        await lost(self.edges[at], "parked")
+        await self.operator.until(lambda seen: not seen.leases)
 
     async def ask(
         self, at: int, token: str, **headers: str
@@ -78,6 +109,17 @@ def code_of(answer: dict[str, Any]) -> str:
     return answer.get("error", {}).get("code", "")
 
 
+def local_worker(scheduler: SchedulerHarness, worker_id: str, **settings: Any) -> LocalWorker:
+    own: dict[str, Any] = {"checkpoint": "scripted", "worker_id": worker_id, "slot_count": 2}
+    return LocalWorker(None, schedulers=(scheduler.address,), **own, **settings)
+
+
+async def answered(client: ClientConnection, unit: int) -> None:
+    """Read until the event of a unit."""
+    while (await receive(client)).get("unit") != unit:
+        pass
+
+
 async def leave(client: ClientConnection) -> None:
     await send(client, LEAVE)
     with contextlib.suppress(ConnectionClosed):
@@ -86,12 +128,13 @@ async def leave(client: ClientConnection) -> None:
 
 
 @contextlib.asynccontextmanager
-async def fabric(**settings: Any) -> AsyncGenerator[Fabric]:
+async def fabric(
+    *, worker_settings: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> AsyncGenerator[Fabric]:
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(SchedulerHarness.running())
         operator = await scheduler.operator()
-        own: dict[str, Any] = {"checkpoint": "scripted", "worker_id": "w", "slot_count": 2}
-        worker = LocalWorker(None, schedulers=(scheduler.address,), **own)
+        worker = local_worker(scheduler, "w", **worker_settings)
         stack.push_async_callback(worker.cancel)
         await operator.until(lambda seen: bool(seen.workers))
         edges = [
@@ -100,17 +143,19 @@ async def fabric(**settings: Any) -> AsyncGenerator[Fabric]:
             )
             for _ in range(2)
         ]
-        yield Fabric(edges, await stack.enter_async_context(contextlib.AsyncExitStack()))
+        clients = await stack.enter_async_context(contextlib.AsyncExitStack())
+        yield Fabric(scheduler, operator, worker, edges, clients)
 
 
-async def lost(edge: Edge) -> None:
-    """Wait until the edge has a session without a socket."""
+async def lost(edge: Edge, state: str = "held", *, is_any: bool = True) -> None:
+    """Wait until the edge has a session without a socket, or has none."""
 
-    async def is_held() -> bool:
-        labels = {"state": "held"}
-        return bool(edge.metrics.registry.get_sample_value("duplane_detached_sessions", labels))
+    async def is_lost() -> bool:
+        labels = {"state": state}
+        count = edge.metrics.registry.get_sample_value("duplane_detached_sessions", labels)
+        return bool(count) is is_any
 
-    await until(is_held, WITHIN_S)
+    await until(is_lost, WITHIN_S)
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
@@ -139,6 +184,81 @@ async def test_client_that_loses_its_socket_while_its_edge_shuts_down_returns_el
             await draining
 
 
+@pytest.fixture
+def sends_past_units(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let the worker hold the past units of an attached session back until the event is set."""
+    event, write = asyncio.Event(), DuplexCall._write_one
+
+    async def write_one(
+        call: DuplexCall, connection: Any, response: session_pb2.ConverseResponse
+    ) -> None:
+        if response.HasField("kept"):
+            await event.wait()
+        await write(call, connection, response)
+
+    monkeypatch.setattr(DuplexCall, "_write_one", write_one)
+    return event
+
+
+async def test_client_is_answered_before_the_other_edge_has_the_past_units(
+    sends_past_units: asyncio.Event,
+) -> None:
+    async with fabric() as play:
+        client, _ = await play.resumed_elsewhere()
+        await send(client, APPEND)
+        sends_past_units.set()
+        await answered(client, 1)
+        await play.worker.cancel()
+        await told(client, "session.moving")
+        await send(client, APPEND)
+        await answered(client, 2)
+        await leave(client)
+
+
+async def test_session_is_lost_with_its_worker_before_the_other_edge_has_the_past_units(
+    sends_past_units: asyncio.Event,
+) -> None:
+    async with fabric() as play:
+        client, token = await play.resumed_elsewhere()
+        await play.worker.cancel()
+        await closed(client, 1011)
+        client, answer = await play.ask(1, token)
+        assert code_of(answer) == "resume_expired"
+
+
+async def test_session_without_a_slot_survives_an_event_that_it_has_not() -> None:
+    limits, copies = Limits(hold_s=0.001), {"copy_bytes": 0}
+    async with fabric(worker_settings=copies, limits=limits) as play:
+        client, token = await play.begin(0)
+        client.transport.abort()
+        await play.parked(0)
+        known, play.cursor = play.cursor, {"unit": 7, "part": 0}
+        other, answer = await play.ask(0, token)
+        assert code_of(answer) == "resume_stale"
+        await closed(other, 1008)
+        play.cursor = known
+        client, answer = await play.ask(0, token)
+        assert answer["type"] == "session.resumed", answer
+        await leave(client)
+
+
+async def test_client_returns_to_an_edge_from_which_another_one_has_taken_its_session() -> None:
+    async with fabric(limits=Limits(hold_s=0.001)) as play:
+        client, token = await play.begin(0)
+        client.transport.abort()
+        await play.parked(0)
+        for at, unit in ((1, 1), (0, 2)):
+            client, answer = await play.ask(at, token)
+            assert answer["type"] == "session.resumed", answer
+            await send(client, APPEND)
+            while (event := await receive(client)).get("unit") != unit:
+                pass
+            play.cursor = {key: event[key] for key in ("unit", "part")}
+        await leave(client)
+        for edge in play.edges:
+            await lost(edge, "parked", is_any=False)
+
+
 async def test_only_the_tenant_of_a_session_can_have_it_at_another_edge(tmp_path: Path) -> None:
     store = KeyStore(tmp_path, head="[tenants.acme]\n[tenants.beta]\n")
     own, thief = (bearer(store.new(tenant).text) for tenant in ("acme", "beta"))
@@ -146,10 +266,28 @@ async def test_only_the_tenant_of_a_session_can_have_it_at_another_edge(tmp_path
         client, token = await play.begin(0, **own)
         other, answer = await play.ask(1, token, **thief)
         assert code_of(answer) == "resume_refused"
+        assert "another client" in answer["error"]["message"]
         await closed(other, 1008)
+        await send(client, APPEND)  # nothing has changed for the session
+        while (await receive(client)).get("unit") != 1:
+            pass
         client, answer = await play.ask(1, token, **own)
         assert answer["type"] == "session.resumed", answer
         await leave(client)
+
+
+async def test_edge_forgets_a_session_that_it_cannot_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fabric() as play:
+        _, token = await play.begin(0)
+        stale = ErrorCode.RESUME_STALE, "unit: the session has no such event"
+        monkeypatch.setattr(DuplexSession, "refuses", lambda *_: stale)
+        client, answer = await play.ask(1, token)
+        assert code_of(answer) == "resume_stale"
+        await closed(client, 1008)
+        metrics = play.edges[1].metrics.registry
+        assert metrics.get_sample_value("duplane_journal_bytes") == 0
 
 
 async def test_session_is_found_without_the_address_of_its_worker(
@@ -158,12 +296,34 @@ async def test_session_is_found_without_the_address_of_its_worker(
     async def leases_of(*_: object) -> list[str]:  # as from a scheduler of an older release
         return []
 
-    monkeypatch.setattr(fabric_client, "leases_of", leases_of)
+    monkeypatch.setattr(attaching, "leases_of", leases_of)
     async with fabric() as play:
         former, token = await play.begin(0)  # its edge holds the slot as long as it lives
         client, answer = await play.ask(1, token)
         assert answer["type"] == "session.resumed", answer
         await closed(former, 1000)
+        await leave(client)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+async def test_client_returns_at_another_edge_while_no_scheduler_answers(*, is_known: bool) -> None:
+    async with fabric() as play:
+        former, token = await play.begin(0)
+        if is_known:
+            other, _ = await play.begin(1)  # so this edge has used the worker
+            await leave(other)
+        await play.scheduler.stop()
+        if not is_known:
+            client = await play.connect(1)
+            await send(client, {"type": "session.resume", "token": token, **play.cursor})
+            assert code_of(await told(client, "session.resumed", "error")) == "resume_busy"
+            await play.scheduler.start()
+        client, answer = await play.ask(1, token)
+        assert answer["type"] == "session.resumed", answer
+        await closed(former, 1000)
+        await send(client, APPEND)
+        while (await receive(client)).get("unit") != 1:
+            pass
         await leave(client)
 
 

@@ -32,8 +32,8 @@ from support.edge.returning_client import (
     C,
     Speaker,
     Talker,
-    detached,
     resumes,
+    speaking_edge,
     spoken,
     talking,
 )
@@ -48,30 +48,22 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
 async def undisturbed(speaker: Speaker, count: int) -> Talker:
-    async with live_edge(continuity="worker") as edge:
-        edge.fabric.model_digest = "m"
-        edge.fabric.on_unit = spoken
-        async with talking(edge, speaker) as talker:
-            for number in range(count):
-                await talker.unit()
-                await talker.until_unit(number)
-            await talker.leave()
-            return talker
+    async with speaking_edge() as edge, talking(edge, speaker) as talker:
+        await talker.units(count)
+        await talker.end()
+        return talker
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
 async def test_client_that_loses_its_socket_hears_each_event_once(name: str) -> None:
     speaker = SPEAKERS[name]
     count = 7
-    async with live_edge(continuity="worker") as edge:
-        edge.fabric.model_digest = "m"
-        edge.fabric.on_unit = spoken
+    async with speaking_edge() as edge:
         async with talking(edge, speaker) as talker:
             for number in range(count):
                 await talker.unit()
                 if number in (1, 4, 5):  # the answer comes while there is no socket
-                    talker.lose()
-                    await detached(edge)
+                    await talker.lose_socket()
                     resumed = await talker.come_back()
                     if resumed["next_sample"] == SAMPLES * number:
                         await talker.unit()  # it was lost with the socket
@@ -79,7 +71,7 @@ async def test_client_that_loses_its_socket_hears_each_event_once(name: str) -> 
                         assert resumed["next_sample"] == SAMPLES * (number + 1)
                     assert 0 <= resumed["gap_s"] < WITHIN_S
                 await talker.until_unit(number)
-            await talker.leave()
+            await talker.end()
         assert resumes(edge, "same_edge") == 3
     places = [(event["unit"], event["part"]) for event in talker.heard]
     assert places == sorted(set(places))
@@ -89,20 +81,14 @@ async def test_client_that_loses_its_socket_hears_each_event_once(name: str) -> 
 
 
 async def test_turn_keeps_its_id_and_its_count_over_a_return() -> None:
-    async with live_edge(continuity="worker") as edge:
-        edge.fabric.model_digest = "m"
-        edge.fabric.on_unit = spoken
-        async with talking(edge, B) as talker:
-            await talker.unit()
-            await talker.until_unit(0)
-            talker.lose()
-            await detached(edge)
-            await talker.come_back()
-            await talker.unit()
-            await talker.until_unit(1)
-            turn = {event["response_id"] for event in talker.heard}
-            assert len(turn) == 1
-            await talker.leave()
+    async with speaking_edge() as edge, talking(edge, B) as talker:
+        await talker.units(1)
+        await talker.lose_socket()
+        await talker.come_back()
+        await talker.units(1)
+        turn = {event["response_id"] for event in talker.heard}
+        assert len(turn) == 1
+        await talker.end()
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
@@ -110,40 +96,46 @@ async def test_socket_that_looks_alive_is_taken_over(name: str) -> None:
     async with live_edge(continuity="worker") as edge:
         edge.fabric.on_unit = spoken
         async with talking(edge, SPEAKERS[name]) as talker:
-            await talker.unit()
-            await talker.until_unit(0)
+            await talker.units(1)
             former = talker.socket
             await talker.come_back()
             while (await receive(former))["type"] != f"{SPEAKERS[name].prefix}replaced":
                 pass  # another event of the unit
             async with asyncio.timeout(WITHIN_S):
                 await former.wait_closed()
-            await talker.unit()
-            await talker.until_unit(1)
-            await talker.leave()
+            await talker.units(1)
+            await talker.end()
 
 
 async def test_session_that_is_parked_gives_its_slot_back_and_goes_on_in_another() -> None:
     clock = HandSetClock()
-    async with live_edge(continuity="worker", clock=clock) as edge:
-        edge.fabric.model_digest = "m"
-        edge.fabric.on_unit = spoken
+    async with speaking_edge(clock=clock) as edge:
         async with talking(edge, B) as talker:
-            await talker.unit()
-            await talker.until_unit(0)
-            talker.lose()
-            await detached(edge)
-            clock.advance(Limits().hold_s)
-            await detached(edge, "parked")
+            await talker.units(1)
+            await talker.park(clock)
             async with asyncio.timeout(WITHIN_S):
                 await edge.fabric.settled()
             resumed = await talker.come_back()
             assert resumed["gap_s"] == Limits().hold_s
-            await talker.unit()
-            await talker.until_unit(1)
+            await talker.units(1)
             assert talker.heard[-1]["response_id"] == talker.heard[0]["response_id"]
-            await talker.leave()
+            await talker.end()
         assert resumes(edge, "rebuilt") == 1
+
+
+async def test_parked_session_does_not_go_on_with_another_model() -> None:
+    clock = HandSetClock()
+    async with speaking_edge(clock=clock) as edge, talking(edge, B) as talker:
+        await talker.units(1)
+        await talker.park(clock)
+        edge.fabric.model_digest = "of another release"
+        await talker.come_back()
+        for _ in range(2):  # the conversations before and after the pause
+            await edge.fabric.conversation()
+        await edge.fabric.settled()  # the session has left the worker
+        clock.advance(Limits().resume_s)
+        assert (await talker.until_told("closed"))["reason"] == "backend_error"
+        await closed(talker.socket, 1011)
 
 
 async def test_session_of_a_client_that_stays_away_ends() -> None:
@@ -151,14 +143,11 @@ async def test_session_of_a_client_that_stays_away_ends() -> None:
     async with live_edge(continuity="worker", clock=clock) as edge:
         edge.fabric.model_digest = "m"
         async with talking(edge, A) as talker:
-            talker.lose()
-            await detached(edge)
-            clock.advance(Limits().hold_s)
-            await detached(edge, "parked")
+            await talker.park(clock)
             clock.advance(Limits().resume_s)
             await edge.settled()
             await talker.connect()
-            await talker.send(talker.resume())
+            await talker.send(talker.request())
             assert (await talker.until_error()).startswith("resume_expired")
 
 
@@ -169,13 +158,12 @@ async def test_wrong_token_leaves_the_live_socket_alone(name: str) -> None:
         async with talking(edge, SPEAKERS[name]) as talker:
             live = talker.socket
             await talker.connect()
-            await talker.send(talker.resume(token=talker.token[:-8] + "wrong___"))
+            await talker.send(talker.request(token=talker.token[:-8] + "wrong___"))
             assert (await talker.until_error()).startswith("resume_refused")
             await closed(talker.socket, 1008)
             talker.client = live
-            await talker.unit()
-            await talker.until_unit(0)
-            await talker.leave()
+            await talker.units(1)
+            await talker.end()
         assert resumes(edge, "refused") == 1
 
 
@@ -184,10 +172,10 @@ async def test_token_of_a_session_at_another_url_is_refused() -> None:
         live = talker.socket
         async with edge.connect_to(C.path) as other:
             talker.client = other
-            await talker.send({**talker.resume(), "type": "resume"})
+            await talker.send({**talker.request(), "type": "resume"})
             assert "another client or URL" in await talker.until_error()
         talker.client = live
-        await talker.leave()
+        await talker.end()
 
 
 async def test_session_that_no_edge_knows_is_lost() -> None:
@@ -228,19 +216,18 @@ async def test_token_works_again_if_the_answer_was_lost() -> None:
     async with live_edge(continuity="worker") as edge:
         edge.fabric.on_unit = spoken
         async with talking(edge, B) as talker:
-            await talker.unit()
-            await talker.until_unit(0)
+            await talker.units(1)
             del talker.heard[-1]  # it was lost with the socket
-            talker.lose()
+            await talker.lose()
             for _ in range(2):
                 await talker.connect()
-                await talker.send(talker.resume())
-                talker.lose()
+                await talker.send(talker.request())
+                await talker.lose()
             await talker.come_back()
             while len(talker.heard) < 2:
                 await talker.read()
             assert talker.heard[-1]["replayed"]
-            await talker.leave()
+            await talker.end()
 
 
 async def test_client_that_fills_all_sessions_can_return() -> None:
@@ -258,19 +245,19 @@ async def test_client_that_the_scheduler_refuses_can_return() -> None:
     async with live_edge() as edge:
         edge.fabric.is_automatic = False
         async with contextlib.AsyncExitStack() as sockets:
-            talker = Talker(edge, A, sockets)
+            talker = Talker(A, sockets, edge=edge)
             await talker.connect()
             (await edge.fabric.acquisition()).grant()
-            await talker.until("queue_done")
+            await talker.until_told("queue_done")
             conversation = await edge.fabric.conversation()
             await talker.send(A.settings)
             opened = session_pb2.Opened(prompt_token_count=7)
             conversation.say(session_pb2.ConverseResponse(opened=opened))
-            talker.token = (await talker.until("created"))["resume"]["token"]
+            talker.token = (await talker.until_told("created"))["resume"]["token"]
             await talker.connect()
             (await edge.fabric.acquisition()).refuse(Reason.QUEUE_FULL)
-            await talker.send(talker.resume())
-            await talker.until("resumed")
+            await talker.send(talker.request())
+            await talker.until_told("resumed")
             conversation.say(
                 session_pb2.ConverseResponse(
                     closed=session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT)
@@ -329,13 +316,31 @@ async def test_draining_edge_asks_its_clients_to_go_one_after_the_other() -> Non
         await begin(other)
         async with talking(edge, A) as first, talking(edge, C) as second:
             edge.drain()
-            told = [await talker.until("go_away") for talker in (first, second)]
+            told = [await talker.until_told("go_away") for talker in (first, second)]
             assert sorted(event["after_s"] for event in told) == [15.0, 30.0]
             assert {event["within_s"] for event in told} == {77.0}
-            first.lose()  # its client has gone to another edge
+            await first.lose()  # its client has gone to another edge
             await edge.until_session_count(2)
-            await second.leave()
+            await second.end()
         await end(other)  # a client that did not ask is told nothing
+
+
+async def test_edge_with_little_time_to_drain_asks_its_clients_to_go_before_it_ends() -> None:
+    limits = replace(Limits(), go_away_s=30.0, drain_s=20.0, close_s=0.2)
+    async with live_edge(limits, slot_count=2) as edge, talking(edge, A) as running:
+        await edge.fabric.acquisition()
+        edge.fabric.is_automatic = False
+        async with edge.connect() as waiting:
+            acquisition = await edge.fabric.acquisition()
+            acquisition.queued(lease_pb2.Queued(ticket_id="q_1", position=1))
+            assert (await receive(waiting))["type"] == "session.queued"
+            await send(waiting, A.settings)
+            await (await waiting.ping())
+            edge.drain()
+            told = [await receive(waiting), await running.until_told("go_away")]
+            assert sorted(event["after_s"] for event in told) == [5.0, 10.0]
+            assert all(event["after_s"] < event["within_s"] <= 20.0 for event in told)
+        await running.end()
 
 
 async def test_draining_edge_lets_a_waiting_client_go() -> None:
@@ -361,20 +366,14 @@ async def test_longest_parked_session_ends_when_the_journals_are_too_large() -> 
     async with live_edge(limits, clock=clock, continuity="worker", slot_count=2) as edge:
         edge.fabric.model_digest = "m"
         async with talking(edge, A) as parked, talking(edge, B) as running:
-            await parked.unit()
-            await parked.until_unit(0)
-            parked.lose()
-            await detached(edge)
-            clock.advance(Limits().hold_s)
-            await detached(edge, "parked")
-            for number in range(3):  # 32 kB each
-                await running.unit()
-                await running.until_unit(number)
+            await parked.units(1)
+            await parked.park(clock)
+            await running.units(3)  # 32 kB each
             await edge.until_session_count(1)
             assert not edge.edge.metrics.registry.get_sample_value(
                 "duplane_journals_given_up_total"
             )
-            await running.leave()
+            await running.end()
 
 
 async def test_token_leaves_no_trace(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -386,17 +385,16 @@ async def test_token_leaves_no_trace(caplog: pytest.LogCaptureFixture, tmp_path:
         slot_count=2,
     ) as edge:
         async with talking(edge, B) as talker:
-            await talker.unit()
-            await talker.until_unit(0)
+            await talker.units(1)
             await talker.come_back()
-            await talker.send(talker.resume())  # not as the first event: it is refused
+            await talker.send(talker.request())  # not as the first event: it is refused
             await talker.until_error()
             live = talker.socket
             await talker.connect()
-            await talker.send(talker.resume(token=talker.token + "x"))
+            await talker.send(talker.request(token=talker.token + "x"))
             await talker.until_error()
             talker.client = live
-            await talker.leave()
+            await talker.end()
         await edge.settled()
         metrics = generate_latest(edge.edge.metrics.registry).decode()
     secret = talker.token.partition(".")[2]

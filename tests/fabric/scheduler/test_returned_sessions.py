@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from support.scheduler.scheduler_harness import SchedulerHarness
 
+from duplane.fabric.v1 import lease_pb2
+
 SESSION: dict[str, Any] = {"session_id": "s", "tenant_id": "t"}
+
+
+def returning(granted: lease_pb2.Granted) -> dict[str, Any]:
+    """Return the fields of a request with which another caller continues a session."""
+    proof = granted.session_proof
+    return {"ticket_id": granted.ticket_id, "ticket_proof": proof, "was_granted": True}
 
 
 @pytest.mark.usefixtures("every_store")
@@ -17,24 +25,12 @@ async def test_session_that_another_caller_continues_comes_before_waiting_ticket
         granted = await (await harness.caller(caller_key=b"first", **SESSION)).granted()
         await worker.claim(granted)
         await (await harness.caller(caller_key=b"later", **SESSION)).stands(1)
-        back = await harness.caller(
-            caller_key=b"second",
-            ticket_id=granted.ticket_id,
-            ticket_proof=granted.session_proof,
-            was_granted=True,
-            **SESSION,
-        )
+        back = await harness.caller(caller_key=b"second", **SESSION, **returning(granted))
         await back.stands(1)
         await worker.finish(0)
         again = await back.granted()
         await worker.claim(again)
-        third = await harness.caller(
-            caller_key=b"third",
-            ticket_id=again.ticket_id,
-            ticket_proof=again.session_proof,
-            was_granted=True,
-            **SESSION,
-        )
+        third = await harness.caller(caller_key=b"third", **SESSION, **returning(again))
         await third.stands(1)
 
 
@@ -56,13 +52,8 @@ async def test_proof_of_a_session_is_worth_nothing_for_another_one(changed: dict
         tenant_id = changed.get("tenant_id", SESSION["tenant_id"])
         later = await harness.caller(caller_key=b"later", tenant_id=tenant_id)
         await later.stands(1)
-        returning: dict[str, Any] = {
-            "caller_key": b"second",
-            "ticket_id": granted.ticket_id,
-            "ticket_proof": granted.session_proof,
-            "was_granted": True,
-        }
-        stranger = await harness.caller(**(returning | SESSION | changed))
+        fields = SESSION | returning(granted) | changed
+        stranger = await harness.caller(caller_key=b"second", **fields)
         await stranger.stands(2)
         await worker.finish(0)
         await later.granted()

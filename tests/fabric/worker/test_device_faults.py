@@ -20,8 +20,7 @@ async def test_a_broken_slot_is_checked_again_and_freed_when_it_is_clean() -> No
     async with running_worker(recheck_interval_s=0.05) as rig:
         async with rig.opened() as client:
             rig.model.is_dirty = lambda slot: slot == 0
-            await client.close()
-            await client.closed()
+            await client.end()
         await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_BROKEN)
         rig.model.is_dirty = lambda slot: False
         await rig.all_free()
@@ -79,8 +78,7 @@ async def test_a_lost_session_is_an_error_in_the_log_and_in_its_span(
             await client.failed()
             await client.closed()
         async with rig.opened(rig.grant(1, session_id="well")) as client:
-            await client.close()
-            await client.closed()
+            await client.end()
         await rig.all_free()
         (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
         assert "worker worker-under-test slot 0: session lost ended: ENGINE_FAILED" in (

@@ -260,8 +260,7 @@ async def test_a_unit_that_fails_ends_the_session_only_if_it_is_fatal(is_fatal: 
 
 
 async def _broken(rig: Rig, client: Client) -> None:
-    await client.close()
-    await client.closed()
+    await client.end()
     await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_BROKEN)
     assert (await refusal(rig, rig.grant(0))).reason is Reason.SLOT_OCCUPIED
     async with rig.opened(rig.grant(1)) as other:  # the slots beside the broken one still work

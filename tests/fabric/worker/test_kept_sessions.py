@@ -4,118 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc.aio
 import pytest
 from support.time_limits import WITHIN_S
+from support.worker.kept_sessions import (
+    LONG_S,
+    OCCUPIED,
+    SETTINGS,
+    attach,
+    attached,
+    keep,
+    kept,
+    left_copy,
+    read_copy,
+    refused,
+    refused_take_over,
+    say,
+    taken_over,
+)
 from support.worker.rebuild_messages import context, past, rebuild, rebuilt
 from support.worker.worker_harness import Client, Rig, running_worker, unit
 
-from duplane.fabric.channel import open_channel
-from duplane.fabric.durations import to_duration, to_seconds
-from duplane.fabric.errors import FabricError, Reason, from_rpc
-from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.token_secrets import digest_of
+from duplane.fabric.v1 import registry_pb2, session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.session.servicer import SessionServicer
-
-SECRET = "a secret of 256 bits"
-SETTINGS = session_pb2.Open(seed=3, system_prompt="hello")
-OCCUPIED, FREE = registry_pb2.SLOT_STATE_OCCUPIED, registry_pb2.SLOT_STATE_FREE
-LONG_S = 600.0
-
-
-def keep(*, hold_s: float = LONG_S, within_s: float = LONG_S, **fields: Any) -> session_pb2.Keep:
-    digest = hashlib.sha256(SECRET.encode()).digest()
-    return session_pb2.Keep(
-        **{
-            "token_sha256": digest,
-            "hold": to_duration(hold_s),
-            "within": to_duration(within_s),
-            "granted": lease_pb2.Granted(ticket_id="q_1"),
-            **fields,
-        }
-    )
-
-
-def attach(session_id: str = "s", secret: str = SECRET, **fields: Any) -> session_pb2.Attach:
-    return session_pb2.Attach(session_id=session_id, token_secret=secret, **fields)
-
-
-@contextlib.asynccontextmanager
-async def kept(
-    rig: Rig, kept_as: session_pb2.Keep | None = None, slot: int = 0, session_id: str = "s"
-) -> AsyncGenerator[Client]:
-    """Open a session with a copy."""
-    async with rig.opened(rig.grant(slot, session_id=session_id), SETTINGS) as client:
-        await client.write(session_pb2.ConverseRequest(keep=kept_as or keep()))
-        await occupied(rig, slot)
-        yield client
-
-
-async def occupied(rig: Rig, slot: int = 0) -> None:
-    """Wait until the worker has reported that a slot is occupied."""
-    await rig.scheduler.until(lambda: rig.scheduler.report.slots[slot].state == OCCUPIED)
-
-
-@contextlib.asynccontextmanager
-async def attached(rig: Rig, **fields: Any) -> AsyncGenerator[Client]:
-    async with rig.call() as client:
-        await client.write(session_pb2.ConverseRequest(attach=attach(**fields)))
-        yield client
-
-
-async def say(client: Client, sequence: int, **fields: Any) -> session_pb2.Delta:
-    await client.send(unit(sequence, 0.5, **fields))
-    return await client.delta()
-
-
-async def read_copy(
-    client: Client,
-) -> tuple[session_pb2.Attached, list[session_pb2.Delta], list[session_pb2.PastUnit]]:
-    """Read what a worker sends to an edge that has attached."""
-    first = await client.read()
-    assert first.HasField("attached"), first
-    deltas = list[session_pb2.Delta]()
-    past_units = list[session_pb2.PastUnit]()
-    while True:
-        response = await client.read()
-        if response.HasField("delta"):
-            deltas.append(response.delta)
-            continue
-        past_units += response.kept.units
-        if response.kept.is_last:
-            return first.attached, deltas, past_units
-
-
-async def taken_over(rig: Rig, **fields: Any) -> list[session_pb2.TakeOverResponse]:
-    """Take a copy over. Raises FabricError."""
-    async with open_channel(rig.address) as channel:
-        stub: session_pb2_grpc.SessionServiceAsyncStub = session_pb2_grpc.SessionServiceStub(
-            channel
-        )
-        request = session_pb2.TakeOverRequest(attach=attach(**fields))
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                return [response async for response in stub.TakeOver(request)]
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
-
-
-async def refused(rig: Rig, **fields: Any) -> FabricError:
-    async with attached(rig, **fields) as client:
-        return await client.refused()
-
-
-async def refused_take_over(rig: Rig, **fields: Any) -> FabricError:
-    with pytest.raises(FabricError) as refusal:
-        await taken_over(rig, **fields)
-    return refusal.value
 
 
 async def test_another_edge_continues_a_session_in_the_same_slot() -> None:
@@ -134,8 +54,7 @@ async def test_another_edge_continues_a_session_in_the_same_slot() -> None:
             assert [past.token_ids for past in units] == [one.token_ids for one in deltas]
             assert rig.scheduler.report.slots[0].state == OCCUPIED
             assert (await say(second, 2)).context_token_count == context(3)
-            await second.close()
-            assert (await second.closed()).unit_count == 3
+            assert (await second.end()).unit_count == 3
 
 
 async def test_the_latest_note_is_kept() -> None:
@@ -149,8 +68,7 @@ async def test_the_latest_note_is_kept() -> None:
                 copy, *_ = await read_copy(last)
                 assert copy.edge_note == b"second"
                 assert not copy.HasField("detached_duration")
-                await last.close()
-                await last.closed()
+                await last.end()
 
 
 async def test_the_edge_that_attaches_last_has_the_session() -> None:
@@ -163,8 +81,7 @@ async def test_the_edge_that_attaches_last_has_the_session() -> None:
                 assert (await read_copy(third))[0].attach_number == 2
                 assert (await second.refused()).reason is Reason.SUPERSEDED
                 await say(third, 1)
-                await third.close()
-                await third.closed()
+                await third.end()
         await rig.all_free()
         assert (await refused(rig)).reason is Reason.UNKNOWN_SESSION
 
@@ -201,8 +118,7 @@ async def test_units_that_run_meanwhile_are_answered_to_the_next_edge() -> None:
             copy, deltas, units = await read_copy(second)
             assert (copy.last_sequence, copy.received_sequence) == (2, 2)
             assert [one.sequence for one in deltas] == [one.sequence for one in units] == [0, 1, 2]
-            await second.close()
-            await second.closed()
+            await second.end()
 
 
 async def test_unit_that_is_lost_while_it_is_prepared_can_be_sent_again(
@@ -227,22 +143,18 @@ async def test_unit_that_is_lost_while_it_is_prepared_can_be_sent_again(
         async with attached(rig) as second:
             assert (await read_copy(second))[0].received_sequence == 0
             assert (await say(second, 1)).context_token_count == context(2)
-            await second.close()
-            await second.closed()
+            await second.end()
 
 
 async def test_session_that_is_rebuilt_at_its_former_worker_has_one_copy() -> None:
     async with running_worker() as rig:
-        async with kept(rig, keep(hold_s=0.0)) as client:
-            await say(client, 0)
-        await rig.all_free()
+        await left_copy(rig)
         async with kept(rig) as client:
             await client.write(rebuild(past(0)))
             await rebuilt(client)
             async with attached(rig) as edge:
                 assert (await read_copy(edge))[0].last_sequence == 0
-                await edge.close()
-                await edge.closed()
+                await edge.end()
         assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
 
 
@@ -262,8 +174,7 @@ async def test_one_of_many_edges_that_attach_at_once_goes_on() -> None:
                     assert await until_refused(edge) is Reason.SUPERSEDED
             winner = edges[numbers.index(last)]
         assert (await say(winner, 1)).context_token_count == context(2)
-        await winner.close()
-        await winner.closed()
+        await winner.end()
 
 
 async def attach_number(edge: Client) -> int:
@@ -314,8 +225,7 @@ async def test_copy_of_a_rebuilt_session_has_the_units_of_both_workers() -> None
             copy, deltas, units = await read_copy(edge)
             assert [one.sequence for one in units] == [0, 1, 2, 3]
             assert [one.sequence for one in deltas] == [copy.last_sequence] == [3]
-            await edge.close()
-            await edge.closed()
+            await edge.end()
 
 
 async def test_close_deletes_the_copy_unless_the_client_may_return() -> None:
@@ -323,8 +233,7 @@ async def test_close_deletes_the_copy_unless_the_client_may_return() -> None:
         for keeps in (False, True):
             async with kept(rig) as client:
                 await say(client, 0)
-                close = session_pb2.Close(keep_copy=keeps)
-                await client.write(session_pb2.ConverseRequest(close=close))
+                await client.close(keep_copy=keeps)
                 await client.closed()
             await rig.all_free()
             if not keeps:
@@ -367,8 +276,23 @@ async def test_refused_edge_changes_nothing(fields: dict[str, Any], reason: Reas
         assert (await refused_take_over(rig, **fields)).reason is reason
         assert (await refused_take_over(rig)).reason is Reason.SLOT_OCCUPIED
         await say(client, 1)
-        await client.close()
-        await client.closed()
+        await client.end()
+
+
+async def test_edge_with_another_client_changes_nothing() -> None:
+    own: dict[str, Any] = {"client_sha256": digest_of("own")}
+    other: dict[str, Any] = {"client_sha256": digest_of("other")}
+    async with running_worker() as rig, kept(rig, keep(**own)) as client:
+        await say(client, 0)
+        for error in (await refused(rig, **other), await refused_take_over(rig, **other)):
+            assert (error.reason, error.field) == (Reason.NOT_ALLOWED, "client_sha256")
+        await say(client, 1)
+        async with attached(rig) as edge:  # of an older release
+            await read_copy(edge)
+        async with attached(rig, **own) as edge:
+            await read_copy(edge)
+            await edge.close()
+            await edge.closed()
 
 
 async def test_session_without_a_copy_ends_with_its_stream() -> None:
@@ -387,8 +311,11 @@ async def test_session_without_a_copy_ends_with_its_stream() -> None:
         ({"within_s": 4000.0}, "keep.within"),
         ({"hold_s": LONG_S + 1}, "keep.hold"),
         ({"edge_note": b"n" * 4097}, "keep.edge_note"),
+        ({"client_sha256": b"short"}, "keep.client_sha256"),
+        ({"window_count": 1}, "keep.window_count"),
+        ({"window_count": 65}, "keep.window_count"),
     ],
-    ids=["digest", "no time", "long", "hold", "note"],
+    ids=["digest", "no time", "long", "hold", "note", "client", "few windows", "many windows"],
 )
 async def test_bad_keep_is_refused(fields: dict[str, Any], field: str) -> None:
     async with running_worker() as rig, kept(rig, keep(**fields)) as client:
@@ -419,8 +346,21 @@ async def test_note_that_is_too_long_fails_its_unit_only() -> None:
         failed = await client.failed()
         assert (failed.reason, failed.field) == (Reason.INVALID_FIELD, "edge_note")
         await say(client, 1)
-        await client.close()
-        await client.closed()
+        await client.end()
+
+
+async def test_client_that_knows_of_a_failed_unit_gets_its_session() -> None:
+    async with running_worker() as rig, kept(rig) as former:
+        await say(former, 0)
+        await former.send(unit(1, edge_note=b"n" * 4097))
+        await former.failed()
+        assert (await refused(rig, after_sequence=2)).reason is Reason.COPY_STALE
+        async with attached(rig, after_sequence=1) as client:
+            told = (await read_copy(client))[0]
+            assert (told.last_sequence, told.received_sequence) == (0, 1)
+            await say(client, 2)
+            await client.close()
+            await client.closed()
 
 
 async def test_copy_above_its_bound_is_given_up_and_the_session_goes_on() -> None:
@@ -435,25 +375,19 @@ async def test_copy_above_its_bound_is_given_up_and_the_session_goes_on() -> Non
 
 async def test_the_copy_that_is_detached_for_the_longest_time_is_given_up_first() -> None:
     async with running_worker(copy_total_bytes=150_000) as rig:
-        async with kept(rig, keep(hold_s=0.0)) as client:
-            await say(client, 0)
-            await say(client, 1)
-        await rig.all_free()
+        await left_copy(rig, 2)
         async with kept(rig, slot=1, session_id="t") as other:
             for sequence in range(3):
                 await say(other, sequence)
             assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
             async with attached(rig, session_id="t") as edge:
                 assert len((await read_copy(edge))[2]) == 3
-                await edge.close()
-                await edge.closed()
+                await edge.end()
 
 
 async def test_drain_waits_for_copies_and_a_stop_deletes_them() -> None:
     async with running_worker() as rig:
-        async with kept(rig, keep(hold_s=0.0)) as client:
-            await say(client, 0)
-        await rig.all_free()
+        await left_copy(rig)
         rig.shutdown.drain()
         responses = await taken_over(rig)
         assert responses[-1].kept.is_last

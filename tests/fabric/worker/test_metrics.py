@@ -34,8 +34,7 @@ async def test_units_are_counted_and_timed(caplog: pytest.LogCaptureFixture) -> 
             assert slots(seen) == {"free": 1, "occupied": 1}
             kinds = {"role": "worker", "kind": "audio_duplex"}
             assert seen.value("duplane_sessions", **kinds) == 1
-            await client.close()
-            await client.closed()
+            await client.end()
         await rig.all_free()
         seen = await scrape(url)
     outcomes = {"listen": 1, "speech": 1, "failed": 1, "dropped": 0}

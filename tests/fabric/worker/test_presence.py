@@ -169,8 +169,7 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
             await client.send(unit(0))
             assert (await client.delta()).sequence == 0
             assert not rig.task.done()
-            await client.close()
-            await client.closed()
+            await client.end()
         async with asyncio.timeout(WITHIN_S):
             await rig.task
 
@@ -250,8 +249,7 @@ async def test_a_drain_names_the_sessions_that_cannot_move_and_waits_for_them(
             assert (await other.delta()).sequence == 1
             assert sum("can no longer move" in one.message for one in caplog.records) == 1
             for one in (client, other):
-                await one.close()
-                await one.closed()
+                await one.end()
         async with asyncio.timeout(WITHIN_S):
             await rig.task
 

@@ -30,10 +30,10 @@ from duplane.edge.session.effects import (
 from duplane.edge.session.move_table import MOVING, MoveCause, MoveOutcome, MovePhase
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
-from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.journal import JournalLoss, JournalSpace
+from duplane.fabric.unit_audio import pcm_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 LIMITS = Limits(pending_unit_count=64)
@@ -43,11 +43,6 @@ SHORT = '{"type":"audio_chunk","audio_base64":"@pcm:100"}'
 APPEND = '{"type":"input_audio_buffer.append","audio":"@pcm:16000"}'
 PROMPT, PER_UNIT = 7, 12
 _NOTES = ("moving", "session.moving")
-
-
-def sound_of(unit: session_pb2.Unit | session_pb2.PastUnit) -> bytes:
-    """Return the sound as the model hears it."""
-    return unit.audio or pcm_from_int16(unit.audio_int16, unit.audio_exponent)
 
 
 class Worker:
@@ -95,7 +90,7 @@ class Worker:
             case "unit":
                 assert not (request.unit.audio_int16 and self.is_former)
                 self.inbox.append(request.unit)
-                self.sounds.append(sound_of(request.unit))
+                self.sounds.append(pcm_of(request.unit))
                 self.most_waiting = max(self.most_waiting, len(self.inbox))
             case "pause" | "resume":
                 self.is_paused = kind == "pause"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-from support.edge.live_edge import AUDIO, LiveEdge, receive
-from support.time_limits import WITHIN_S
+from support.edge.live_edge import AUDIO, HandSetClock, LiveEdge, live_edge, receive, send
+from support.time_limits import WITHIN_S, until
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -73,59 +71,46 @@ def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
 
 
 @dataclass
-class Talker:
-    """A client that counts the events of units, and loses its socket."""
+class ReturningClient:
+    """A client that notes the events of units, and names the last one when it returns."""
 
-    edge: LiveEdge
     speaker: Speaker
     sockets: contextlib.AsyncExitStack
     client: ClientConnection | None = None
     token: str = ""
-    heard: list[dict[str, Any]] = field(default_factory=list)
-    others: list[dict[str, Any]] = field(default_factory=list)
+    heard: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def socket(self) -> ClientConnection:
         assert self.client is not None
         return self.client
 
-    async def connect(self) -> None:
-        self.client = await self.sockets.enter_async_context(
-            self.edge.connect_to(self.speaker.path)
-        )
-
     async def send(self, event: dict[str, Any]) -> None:
-        await self.socket.send(orjson.dumps(event), text=True)
-
-    async def until(self, kind: str) -> dict[str, Any]:
-        """Read until an event of this type."""
-        while True:
-            event = await self.read()
-            if event["type"] == self.speaker.prefix + kind:
-                return event
+        await send(self.socket, event)
 
     async def read(self) -> dict[str, Any]:
         event = await receive(self.socket)
         if "unit" in event and event["type"] != self.speaker.prefix + "resumed":
             self.heard.append(event)
-        else:
-            self.others.append(event)
         return event
 
-    async def begin(self) -> None:
-        await self.connect()
-        await self.until("queue_done")
-        await self.send(self.speaker.settings)
-        ready = await self.until(self.speaker.ready.removeprefix(self.speaker.prefix))
-        self.token = ready["resume"]["token"]
-        assert ready["resume"]["within_s"] == Limits().resume_s
-
-    async def until_error(self) -> str:
-        """Read until an error, and return its code and message."""
-        while (event := await self.read())["type"] != "error":
+    async def until(self, *kinds: str) -> dict[str, Any]:
+        """Read until an event of one of these types."""
+        while (event := await self.read())["type"] not in kinds:
             pass
-        error = event["error"]
-        return error if isinstance(error, str) else f"{error['code']}: {error['message']}"
+        return event
+
+    async def until_told(self, notice: str) -> dict[str, Any]:
+        """Read until an event about the session or its socket, with the prefix of the dialect."""
+        return await self.until(self.speaker.prefix + notice)
+
+    async def open(self) -> dict[str, Any]:
+        """Open the conversation when the socket has its slot. Return the event that tells it."""
+        await self.until_told("queue_done")
+        await self.send(self.speaker.settings)
+        ready = await self.until(self.speaker.ready)
+        self.token = ready["resume"]["token"]
+        return ready
 
     async def unit(self) -> None:
         await self.send(self.speaker.append)
@@ -134,25 +119,66 @@ class Talker:
         while not self.heard or self.heard[-1]["unit"] < unit:
             await self.read()
 
-    def lose(self) -> None:
-        """Reset the connection."""
-        self.socket.transport.abort()
+    async def units(self, count: int) -> None:
+        """Send units one after the other, and read their events."""
+        for _ in range(count):
+            last = self.heard[-1]["unit"] if self.heard else -1
+            await self.unit()
+            await self.until_unit(last + 1)
 
-    async def come_back(self, **changed: Any) -> dict[str, Any]:
-        await self.connect()
-        await self.send(self.resume(**changed))
-        return await self.until("resumed")
-
-    def resume(self, **changed: Any) -> dict[str, Any]:
+    def request(self, **changed: Any) -> dict[str, Any]:
+        """Return the event that asks for the session."""
         cursor = {key: self.heard[-1][key] for key in ("unit", "part")} if self.heard else {}
         kind = f"{self.speaker.prefix}resume"
         return {"type": kind, "token": self.token, **cursor, **changed}
 
-    async def leave(self) -> None:
+    async def lose(self) -> None:
+        """Reset the connection."""
+        self.socket.transport.abort()
+        await self.socket.wait_closed()
+
+    async def end(self) -> None:
         await self.send({"type": self.speaker.leave})
         with contextlib.suppress(ConnectionClosed):
             while True:
                 await self.read()
+
+
+@dataclass
+class Talker(ReturningClient):
+    """A client of a live edge."""
+
+    edge: LiveEdge = field(kw_only=True)
+
+    async def connect(self) -> None:
+        opening = self.edge.connect_to(self.speaker.path)
+        self.client = await self.sockets.enter_async_context(opening)
+
+    async def begin(self) -> None:
+        await self.connect()
+        ready = await self.open()
+        assert ready["resume"]["within_s"] == Limits().resume_s
+
+    async def until_error(self) -> str:
+        """Read until an error, and return its code and message."""
+        error = (await self.until("error"))["error"]
+        return error if isinstance(error, str) else f"{error['code']}: {error['message']}"
+
+    async def come_back(self, **changed: Any) -> dict[str, Any]:
+        await self.connect()
+        await self.send(self.request(**changed))
+        return await self.until_told("resumed")
+
+    async def lose_socket(self) -> None:
+        """Reset the connection, and wait until the edge has noticed it."""
+        await self.lose()
+        await detached(self.edge)
+
+    async def park(self, clock: HandSetClock) -> None:
+        """Be away until the session has given its slot back."""
+        await self.lose_socket()
+        clock.advance(Limits().hold_s)
+        await detached(self.edge, "parked")
 
     def content(self) -> list[dict[str, Any]]:
         """Return the events of units without what depends on time and on sockets."""
@@ -168,19 +194,28 @@ class Talker:
 @contextlib.asynccontextmanager
 async def talking(edge: LiveEdge, speaker: Speaker) -> AsyncGenerator[Talker]:
     async with contextlib.AsyncExitStack() as sockets:
-        talker = Talker(edge, speaker, sockets)
+        talker = Talker(speaker, sockets, edge=edge)
         await talker.begin()
         yield talker
 
 
+@contextlib.asynccontextmanager
+async def speaking_edge(**settings: Any) -> AsyncGenerator[LiveEdge]:
+    """Run an edge whose sessions can move, with a worker that answers as `spoken`."""
+    async with live_edge(continuity="worker", **settings) as edge:
+        edge.fabric.model_digest = "m"
+        edge.fabric.on_unit = spoken
+        yield edge
+
+
 async def detached(edge: LiveEdge, state: str = "held") -> None:
-    """Wait until the edge has exactly one session without a socket in this state."""
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            registry = edge.edge.metrics.registry
-            if registry.get_sample_value("duplane_detached_sessions", {"state": state}):
-                return
-            await asyncio.sleep(0.01)
+    """Wait until the edge has a session without a socket in this state."""
+
+    async def is_detached() -> bool:
+        registry = edge.edge.metrics.registry
+        return bool(registry.get_sample_value("duplane_detached_sessions", {"state": state}))
+
+    await until(is_detached, WITHIN_S)
 
 
 def resumes(edge: LiveEdge, outcome: str) -> float:

@@ -209,6 +209,11 @@ class Client(ConverseStream):
     async def closed(self) -> session_pb2.Closed:
         return await self._expect("closed")
 
+    async def end(self) -> session_pb2.Closed:
+        """Ask the worker to end the session; return its answer."""
+        await self.close()
+        return await self.closed()
+
     async def refused(self) -> FabricError:
         """Read until the call fails, and return the failure."""
         return await failure_of(self.read)

@@ -42,12 +42,15 @@ async def open_session(socket: ServerConnection) -> dict[str, Any]:
     return settings
 
 
-async def resume(socket: ServerConnection, next_sample: int = 0) -> dict[str, Any]:
+async def resume(
+    socket: ServerConnection, next_sample: int = 0, lost_samples: int = 0
+) -> dict[str, Any]:
     """Answer a client that returns; return what it asked."""
     await tell(socket, **WAIT)
     asked = await told(socket)
     assert asked["type"] == "session.resume"
-    await tell(socket, type="session.resumed", unit=9, next_sample=next_sample, gap_s=0.5)
+    counts = {"next_sample": next_sample, "lost_samples": lost_samples}
+    await tell(socket, type="session.resumed", unit=9, gap_s=0.5, **counts)
     return asked
 
 
@@ -157,7 +160,7 @@ async def test_session_returns_and_every_event_comes_once(dialect: Dialect) -> N
         await reset(socket)
 
     async def second(socket: ServerConnection) -> None:
-        seen.append(await resume(socket))
+        seen.append(await resume(socket, lost_samples=70))
         await tell(socket, **unit(0, 1, replayed=True))
         await tell(socket, **unit(1, replayed=True))
         await tell(socket, **unit(2))
@@ -177,7 +180,7 @@ async def test_session_returns_and_every_event_comes_once(dialect: Dialect) -> N
     assert settings["session" if dialect == "A" else "payload"]["resumable"] is True
     assert asked["token"] == "s.secret"
     assert (asked["unit"], asked["part"], asked["from_sample"]) == (0, 1, 0)
-    assert [(one.gap_s, one.attempts, one.lost_samples) for one in returns] == [(0.5, 1, 0)]
+    assert [(one.gap_s, one.attempts, one.lost_samples) for one in returns] == [(0.5, 1, 70)]
     assert "secret" not in repr((session.created, told_events))
 
 

@@ -371,3 +371,53 @@ def test_only_the_first_units_of_a_long_journal_are_without_sound_in_messages() 
     messages = rebuilds(kept)
     assert all(len(message.units) <= MAX_REBUILD_UNIT_COUNT for message in messages)
     assert len(messages) < 8
+
+
+def partial_journal(space: JournalSpace) -> tuple[Journal, list[session_pb2.PastUnit]]:
+    """Return a journal that waits for the units of another one, and these units."""
+    former, new = journal(), journal(space)
+    for sequence in range(3):
+        former.append(request(sequence), delta(sequence))
+    new.begin_copy()
+    return new, past_units(former)
+
+
+def test_units_of_another_journal_come_before_those_that_were_answered_meanwhile() -> None:
+    space = JournalSpace(32 * MIB, 64 * MIB)
+    new, units = partial_journal(space)
+    new.append(request(3), delta(3))
+    new.extend(units[:2])
+    new.append(request(4), delta(4))
+    assert space.used_bytes == new.byte_count > 4 * 32_000
+    new.extend(units[2:])
+    assert new.is_partial
+    new.end_copy()
+    assert not new.is_partial
+    new.append(request(5), delta(5))
+    assert [unit.sequence for unit in past_units(new)] == [0, 1, 2, 3, 4, 5]
+    assert space.used_bytes == new.byte_count > 6 * 32_000
+    new.drop()
+    assert space.used_bytes == 0
+
+
+def test_journal_without_the_units_of_the_other_one_is_given_up() -> None:
+    space = JournalSpace(32 * MIB, 64 * MIB)
+    new, units = partial_journal(space)
+    new.extend(units[:2])
+    new.append(request(3), delta(3))
+    new.lack_copy()
+    assert (new.is_whole, new.is_partial, space.used_bytes) == (False, False, 0)
+    assert new.loss
+    assert new.loss.reason is LossReason.NO_COPY
+    new.extend(units[2:])
+    assert new.unit_count == 0
+
+
+def test_units_that_are_answered_while_a_journal_is_partial_count_in_its_bound() -> None:
+    space = JournalSpace(50_000, 64 * MIB)
+    new, _ = partial_journal(space)
+    new.append(request(3), delta(3))
+    assert new.is_whole
+    new.append(request(4), delta(4))
+    assert new.loss
+    assert (new.loss.reason, space.used_bytes) == (LossReason.SESSION_BOUND, 0)

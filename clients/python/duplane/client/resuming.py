@@ -101,7 +101,7 @@ def sample_count(audio: bytes) -> int:
 
 
 class SentInput:
-    """The input of the last seconds: what is sent, and what waits for a socket.
+    """The input of the last seconds. One part of it is sent, the other part waits for a socket.
 
     Above `KEPT_S` the oldest input is dropped, except while a return `is_asked`: the server then
     knows from which sample on the client can send.

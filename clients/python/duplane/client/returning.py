@@ -159,12 +159,14 @@ class Returning:
     def _begin(self, answer: Event, attempts: int, began_s: float, lost_s: float | None) -> None:
         """Let the input that the server does not have wait for the new socket."""
         now_s = time.monotonic()
+        lost_samples = self.input.rewind(int(answer.get("next_sample", 0)))
         back = Return(
             gap_s=float(answer.get("gap_s", 0.0)),
             away_s=0.0 if lost_s is None else now_s - lost_s,
             took_s=now_s - began_s,
             attempts=attempts,
-            lost_samples=self.input.rewind(int(answer.get("next_sample", 0))),
+            # Input that was sent, but did not arrive, is known only to the server.
+            lost_samples=max(lost_samples, int(answer.get("lost_samples", 0))),
             was_asked=lost_s is None,
         )
         if self._on_return:

@@ -67,11 +67,11 @@ class DuplexSession:
     `connect` tries up to `attempts` times while nothing is lost by it: until the conversation has
     begun. A conversation that breaks later is lost, and the iteration raises: begin a new session.
     If it is `resumable`, and the server allows this, the iteration returns to it instead, on a new
-    connection: `on_return` tells so, and nothing else shows. A connection that is silent for
-    `silence_s` then counts as broken. The last 10 s of input are kept and sent again. The events
-    that were missed come first; do not play them if the gap was longer than about 3 s. A server
-    that shuts down asks the client to go to another one, which it does by itself, also while it
-    waits in the queue. If another connection takes the session, it ends with `replaced`.
+    connection. `on_return` is called then, and the caller notices nothing else. A connection that
+    is silent for `silence_s` then counts as broken. The last 10 s of input are kept and sent again.
+    The events that were missed come first; do not play them if the gap was longer than about 3 s. A
+    server that shuts down asks the client to go to another one, which it does by itself, also while
+    it waits in the queue. If another connection takes the session, it ends with `replaced`.
 
     The callbacks run in the task that connects or iterates. Without `on_error` the iteration raises
     an InputError, too; the session goes on, so it may be iterated again.
@@ -447,9 +447,8 @@ class DuplexSession:
             case _:
                 raise ServerError("the server sent a message that is no event")
         if self._returning:
-            event = self._returning.resumption.read(
-                event
-            )  # neither callers nor their logs need the tokens
+            # Neither callers nor their logs need the tokens.
+            event = self._returning.resumption.read(event)
         if self._on_event:
             self._on_event(event)
         if event["type"] == "error":

@@ -32,7 +32,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
-from duplane.edge.dialects.resumption import read_queue_token, read_resumable
+from duplane.edge.dialects.resumption import read_resumption
 from duplane.edge.dialects.unit_metrics import listen_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored, invalid
 from duplane.edge.payload.media import decode_audio, read_voice
@@ -132,17 +132,14 @@ class DialectA(DuplexDialect):
         }
         if (config := session.fields("voice_config")) is not None:
             paths |= read_duplex_config(config, settings.config)
-        is_resumable = read_resumable(session, self.limits)
-        queue_token = read_queue_token(session, is_resumable=is_resumable)
-        without_effect = ignored(session, config)
+        resumption = read_resumption(session, self.limits)
         return Configure(
             settings,
             max_slice_count,
-            without_effect,
+            ignored(session, config),
             paths,
             UPDATE,
-            is_resumable=is_resumable,
-            queue_token=queue_token,
+            resumption=resumption,
         )
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:

@@ -33,14 +33,26 @@ NOTHING_DROPPED = Dropped()
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """Whether a client may return to its session on another socket.
+
+    If it waited at another edge, its `queue_token` has its place there; otherwise it is empty.
+    """
+
+    is_resumable: bool = False
+    queue_token: str = field(default="", repr=False)
+
+
+NOT_RESUMABLE = Resumption()
+
+
+@dataclass(frozen=True, slots=True)
 class Configure:
     """The settings of a duplex session, with which the conversation can be opened.
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
     paths in the client's event. `max_slice_count` applies to the pictures of each append that has
-    no `max_slice_count` of its own. `input_id` is the client's id of the event. A client whose
-    session `is_resumable` may return on another socket; if it waited at another edge, its
-    `queue_token` has its place there.
+    no `max_slice_count` of its own. `input_id` is the client's id of the event.
     """
 
     settings: session_pb2.Open
@@ -49,8 +61,7 @@ class Configure:
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = ""
     input_id: str | None = None
-    is_resumable: bool = False
-    queue_token: str = field(default="", repr=False)
+    resumption: Resumption = NOT_RESUMABLE
 
 
 @dataclass(frozen=True, slots=True)

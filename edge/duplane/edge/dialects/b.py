@@ -46,7 +46,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, RestoredSettings
-from duplane.edge.dialects.resumption import read_queue_token, read_resumable
+from duplane.edge.dialects.resumption import read_resumption
 from duplane.edge.dialects.unit_metrics import Usage, metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
@@ -132,20 +132,11 @@ class DialectB(DuplexDialect):
     def _decode_settings(self, event: Fields) -> Configure:
         payload = event.required_fields("payload")
         max_slice_count = read_slice_count(payload) if self.mode.takes_frames else None
-        is_resumable = read_resumable(payload, self.limits)
-        queue_token = read_queue_token(payload, is_resumable=is_resumable)
+        resumption = read_resumption(payload, self.limits)
         settings, ignored, paths = read_settings(
             payload, self.limits, _MODES[self.mode.takes_frames]
         )
-        return Configure(
-            settings,
-            max_slice_count,
-            ignored,
-            paths,
-            INIT,
-            is_resumable=is_resumable,
-            queue_token=queue_token,
-        )
+        return Configure(settings, max_slice_count, ignored, paths, INIT, resumption=resumption)
 
     def _decode_append(self, event: Fields) -> Append:
         given = event.required_fields("input")

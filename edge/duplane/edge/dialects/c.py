@@ -36,7 +36,7 @@ from duplane.edge.dialects.dialect import (
     with_optional_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, RestoredSettings, drop_metrics
-from duplane.edge.dialects.resumption import read_queue_token, read_resumable
+from duplane.edge.dialects.resumption import read_resumption
 from duplane.edge.dialects.unit_metrics import FRAME_SLICE_TOKENS, listen_metrics, stage_metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
@@ -177,17 +177,9 @@ class DialectC(DuplexDialect):
         if self.mode.takes_frames:
             configured = read_slice_count(config) if config else None
             max_slice_count = read_slice_count(event) or configured
-        is_resumable = read_resumable(event, self.limits)
-        queue_token = read_queue_token(event, is_resumable=is_resumable)
-        without_effect = ignored(event, config)
+        resumption = read_resumption(event, self.limits)
         return Configure(
-            settings,
-            max_slice_count,
-            without_effect,
-            paths,
-            PREPARE,
-            is_resumable=is_resumable,
-            queue_token=queue_token,
+            settings, max_slice_count, ignored(event, config), paths, PREPARE, resumption=resumption
         )
 
     def _decode_chunk(self, event: Fields) -> Append:

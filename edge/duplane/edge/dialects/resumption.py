@@ -7,16 +7,16 @@ import re
 import orjson
 
 from duplane.edge.client_errors import ClientError, ErrorCode
-from duplane.edge.dialects.actions import Return
+from duplane.edge.dialects.actions import NOT_RESUMABLE, Resumption, Return
 from duplane.edge.payload.fields import Fields, missing
 from duplane.edge.settings import Limits
+from duplane.fabric.bounds import MAX_QUEUE_TOKEN_LENGTH
 
 FIELD = "resumable"  # of the settings: the client may return
 _MAX_NUMBER = 2**53
 _MAX_TOKEN_BYTES = 256
 _SESSION_ID = re.compile(r"[A-Za-z0-9_]{1,64}")
 _PLACE = "queue_token"  # of the settings: the place in the queue that the client had elsewhere
-MAX_PLACE_BYTES = 512  # schedulers refuse longer ones
 
 
 def reads_return(event: Fields, return_event: str, limits: Limits) -> bool:
@@ -33,7 +33,7 @@ def reads_return(event: Fields, return_event: str, limits: Limits) -> bool:
 def read_return(event: Fields) -> Return:
     """Decode the event. Raises ClientError.
 
-    A token that no edge has made names no session: what is in it is neither looked for nor logged.
+    A token of another form than those of edges names no session. No part of it is logged.
     """
     token = event.required_text("token", _MAX_TOKEN_BYTES)
     session_id, _, secret = token.partition(".")
@@ -49,20 +49,15 @@ def read_return(event: Fields) -> Return:
     return Return(session_id, secret, unit, part, from_sample)
 
 
-def read_resumable(settings: Fields, limits: Limits) -> bool:
-    """Return whether the client wants to be able to return. Raises ClientError.
+def read_resumption(settings: Fields, limits: Limits) -> Resumption:
+    """Return whether the client wants to be able to return, and its place. Raises ClientError.
 
-    If the edge does not allow it, the field is not read and counts as one without effect.
+    If the edge does not allow it, neither field is read and both count as fields without effect.
+    So does the place of a client that does not want to return.
     """
-    return bool(limits.resume_s and settings.get(FIELD, bool))
-
-
-def read_queue_token(settings: Fields, *, is_resumable: bool) -> str:
-    """Return the place in the queue that a client brings; empty if none. Raises ClientError.
-
-    Without `is_resumable` the field is not read and counts as one without effect.
-    """
-    return (settings.text(_PLACE, MAX_PLACE_BYTES) or "") if is_resumable else ""
+    if not (limits.resume_s and settings.get(FIELD, bool)):
+        return NOT_RESUMABLE
+    return Resumption(True, settings.text(_PLACE, MAX_QUEUE_TOKEN_LENGTH) or "")
 
 
 def with_queue_token(event: bytes, token: str) -> bytes:

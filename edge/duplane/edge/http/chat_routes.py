@@ -10,7 +10,7 @@ from aiohttp import web
 
 from duplane.edge.access import Level
 from duplane.edge.clock import Clock
-from duplane.edge.close import Close, CloseReason
+from duplane.edge.close import GONE, Close, CloseReason
 from duplane.edge.dialects.d_http import DialectDHttp, error_body
 from duplane.edge.http.http_route import HttpRoute
 from duplane.edge.http.messages import json_answer, read_body
@@ -88,7 +88,7 @@ class HttpChatClient:
         await receiver.receive(body)
         del body
         await self.is_gone.wait()
-        receiver.end(Close(CloseReason.GONE))
+        receiver.end(GONE)
 
     def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
         """Store the last event, which is the answer."""

@@ -8,7 +8,7 @@ from typing import cast
 
 from aiohttp import web
 
-from duplane.edge.close import NOT_READ, Close, CloseReason
+from duplane.edge.close import GONE, NOT_READ, TOO_SLOW, Close, CloseReason
 from duplane.edge.dialects.o import DialectO
 from duplane.edge.http.messages import closing
 from duplane.edge.settings import Limits
@@ -127,5 +127,5 @@ class CompletionClient:
 
     def _lost(self) -> Close:
         if self._protocol.write_timeout.is_expired:
-            return Close(CloseReason.TOO_SLOW, "events are not read")
-        return Close(CloseReason.GONE)
+            return TOO_SLOW
+        return GONE

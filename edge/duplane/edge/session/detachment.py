@@ -7,7 +7,6 @@ last event that it has, and gets the events after it again.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from collections import deque
@@ -17,6 +16,8 @@ from typing import NamedTuple
 
 from duplane.edge.clock import Moment
 from duplane.edge.session.unit_state import NO_EVENT, Cursor, UnitState
+from duplane.fabric.journal import JournalSpace
+from duplane.fabric.token_secrets import digest_of, is_secret_of
 
 KEPT_S = 30.0
 """The events of units of so many seconds are kept for a client that returns."""
@@ -54,21 +55,15 @@ class _Kept(NamedTuple):
     event: bytes
 
 
-def digest_of(secret: str) -> bytes:
-    """Return what is kept of the secret part of a token."""
-    return hashlib.sha256(secret.encode()).digest()
-
-
 class Detachment:
     """The token of a session, the numbers of its events, and the newest events.
 
-    The events of the last `kept_unit_count` units are kept, at most KEPT_BYTES of them; then the
-    oldest are dropped, except those of the newest unit. `generation` rises with each socket.
+    The events of the last `kept_unit_count` units are kept, at most KEPT_BYTES of them, while they
+    and the journals fit into `space`; then the oldest are dropped, except those of the newest unit.
     """
 
-    def __init__(self, kept_unit_count: int) -> None:
+    def __init__(self, kept_unit_count: int, space: JournalSpace | None) -> None:
         self.presence = Presence.ATTACHED
-        self.generation = 0
         self.cursor = NO_EVENT  # of the newest event
         self.kept_bytes = 0
         self.digest = b""
@@ -76,6 +71,7 @@ class Detachment:
         # The states of the dialect before the newest units with events.
         self.states: deque[UnitState] = deque(maxlen=_MAX_STATES)
         self._kept_unit_count = kept_unit_count
+        self._space = space  # None: the edge has no bound for all sessions together
         self._kept: deque[_Kept] = deque()
         self.lost_s: float | None = None  # monotonic: since when there is no socket
         self._resumes_s: deque[float] = deque(maxlen=_RESUMES)
@@ -92,9 +88,7 @@ class Detachment:
 
     def is_proved_by(self, secret: str) -> bool:
         """Return whether this is the secret of the session."""
-        return self.presence is not Presence.ENDED and hmac.compare_digest(
-            self.digest, digest_of(secret)
-        )
+        return self.presence is not Presence.ENDED and is_secret_of(self.digest, secret)
 
     @property
     def is_detached(self) -> bool:
@@ -129,12 +123,21 @@ class Detachment:
 
     def _keep(self, event: bytes) -> None:
         self._kept.append(_Kept(self.cursor, event))
-        self.kept_bytes += len(event)
+        self._count(len(event))
         oldest_unit = self.cursor.unit - self._kept_unit_count + 1
         while (first := self._kept[0].cursor.unit) < self.cursor.unit and (
-            first < oldest_unit or self.kept_bytes > KEPT_BYTES
+            first < oldest_unit or self._is_full
         ):
-            self.kept_bytes -= len(self._kept.popleft().event)
+            self._count(-len(self._kept.popleft().event))
+
+    @property
+    def _is_full(self) -> bool:
+        return self.kept_bytes > KEPT_BYTES or (self._space is not None and self._space.is_exceeded)
+
+    def _count(self, byte_count: int) -> None:
+        self.kept_bytes += byte_count
+        if self._space:
+            self._space.used_bytes += byte_count
 
     def _after(self, cursor: Cursor) -> list[_Kept]:
         return [kept for kept in self._kept if kept.cursor > cursor]
@@ -160,6 +163,10 @@ class Detachment:
         is_recent = bool(resumes_s) and now.monotonic_s - resumes_s[0] < _RESUMES_WITHIN_S
         return not (is_recent and len(resumes_s) == _RESUMES)
 
+    def catch_up(self, cursor: Cursor) -> None:
+        """Note that the client has had these events from another edge."""
+        self.cursor = max(self.cursor, cursor)
+
     def is_ahead(self, cursor: Cursor) -> bool:
         """Return whether a client has an event that this session has not rendered."""
         return cursor > self.cursor
@@ -172,7 +179,6 @@ class Detachment:
         """
         lost_s = heard_s if self.lost_s is None else self.lost_s
         self.presence = Presence.ATTACHED
-        self.generation += 1
         self.lost_s = None
         self._resumes_s.append(now.monotonic_s)
         missed = self._after(cursor)
@@ -188,4 +194,4 @@ class Detachment:
         self.presence = Presence.ENDED
         self._kept.clear()
         self.states.clear()
-        self.kept_bytes = 0
+        self._count(-self.kept_bytes)

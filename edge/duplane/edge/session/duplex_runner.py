@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from duplane.edge.clock import Clock, Moment
-from duplane.edge.close import CLOSE_CODES, Close, CloseReason
-from duplane.edge.dialects.actions import Return
+from duplane.edge.clock import Clock
 from duplane.edge.metrics import EdgeMetrics, SessionMetrics
-from duplane.edge.session.attachment import Attachment
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.effects import (
     Acquire,
@@ -45,12 +40,11 @@ from duplane.edge.session.move_table import (
     MoveOutcome,
     MovePhase,
 )
-from duplane.edge.session.runner import ReplacedError, SessionRunner
+from duplane.edge.session.returnable_runner import ReturnableRunner
 from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
-from duplane.edge.transport.client import NO_CLIENT, Client
-from duplane.edge.transport.outbox import OutboxFullError
+from duplane.edge.transport.client import Client
 from duplane.edge.transport.rate_limit import unit_rate
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
@@ -66,16 +60,10 @@ _log = logging.getLogger(__name__)
 _LOSSES = {
     LossReason.SESSION_BOUND: "its journal exceeds --journal-bytes",
     LossReason.TOTAL_BOUND: "all journals together exceed --journal-total-bytes",
+    LossReason.NO_COPY: "its past units did not come in time from the edge that had it before",
     LossReason.NO_STATE: "the worker does not report what a rebuild needs, or too much",
 }
 _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
-
-
-class Adoption(NamedTuple):
-    """A session that another edge had: the events for its client, and its call, if it has one."""
-
-    events: list[bytes]
-    stream: ConverseStream | None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +81,7 @@ class _SlotCall:
             self.task.cancel()
 
 
-class DuplexRunner(SessionRunner[DuplexSession]):
+class DuplexRunner(ReturnableRunner):
     """Runs one duplex session for one client.
 
     The units go to one slot. While the session moves, it prepares a second slot.
@@ -112,96 +100,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics, session.identity.session_id)
         self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
-        self.adoption: Adoption | None = None  # set before `run` if another edge had the session
         # None ends `_exchange`.
         self._attempts: asyncio.Queue[Acquire | TakePlace | None] = asyncio.Queue()
         self._tell_place = never_growing(self._on_queued)
         self._slot_calls: dict[Slot, _SlotCall] = {}
-        self._attachment: Attachment | None = Attachment(self, client)
-        self._closing: set[asyncio.Task[None]] = set()  # sockets that the session has left
-
-    # --- sockets ---
-
-    async def _serve(self) -> None:
-        if self._attachment:
-            with contextlib.suppress(ReplacedError):
-                await self._attachment.serve()
-
-    @property
-    def _leaves_client(self) -> bool:
-        return super()._leaves_client or self.session.returned is not None
-
-    async def _close(self, close: Close) -> None:
-        if self._attachment:
-            await self._attachment.close(close, self.session.close_code)
-        if self._closing:
-            await asyncio.wait(self._closing)
-
-    def disconnected(self, close: Close) -> None:
-        """Keep the session for a while if its client may return; otherwise end it."""
-        now = self._clock.now()
-        is_lost = close.reason in (CloseReason.GONE, CloseReason.TOO_SLOW) and not close.is_wanted
-        if is_lost and self._detach(now):
-            self._apply([], now)
-        else:
-            self.end(close)
-
-    def _too_slow(self, close: Close, now: Moment) -> None:
-        if not self._detach(now, close):
-            super()._too_slow(close, now)
-
-    def _detach(self, now: Moment, close: Close | None = None) -> bool:
-        """Go on without a socket. Return False if the session ends with it."""
-        if not self.session.detach(now):
-            return False
-        _log.info("the client is away")
-        self._drop_socket(close or Close(CloseReason.GONE))
-        self._client = NO_CLIENT
-        return True
-
-    def _drop_socket(self, close: Close) -> None:
-        """Close the present socket, if there is one, while the session goes on."""
-        attachment, self._attachment = self._attachment, None
-        if attachment is None:
-            return
-        attachment.is_current = False
-        closing = asyncio.create_task(attachment.close(close, CLOSE_CODES[close.reason]))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
-    def _connected(self, now: Moment) -> list[bytes]:
-        return self.adoption.events if self.adoption else super()._connected(now)
-
-    def resume(self, client: Client, returned: Return) -> Attachment:
-        """Give the session another socket, unless the session refuses.
-
-        All changes are made before this method returns, so that nothing can interrupt them.
-        """
-        now = self._clock.now()
-        if self._attachment:
-            with contextlib.suppress(OutboxFullError):
-                self._attachment.client.send(self.session.replaced(now))
-            self._drop_socket(Close(CloseReason.REPLACED))
-        self.generation += 1
-        self._client = client
-        self._attachment = attachment = Attachment(self, client)
-        resumed, *missed = self.session.resume(returned, now)
-        self._apply([resumed], now)
-        if missed:  # they are recorded already
-            try:
-                client.send(missed)
-            except OutboxFullError:
-                self._too_slow(Close(CloseReason.TOO_SLOW, "events are not read"), now)
-                self._apply([], now)
-        self._wake.set()
-        return attachment
-
-    def go_away(self, after_s: float) -> None:
-        """Ask the client to go to another edge in `after_s` seconds."""
-        now = self._clock.now()
-        self._apply(self.session.go_away(after_s, now), now)
-
-    # --- slots ---
 
     async def _exchange(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         slot = self.session.moves.present
@@ -323,9 +225,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 self._record(effect)
 
     def _leave(self, slot: Slot, call: _SlotCall) -> None:
-        """Give a slot back. A worker that keeps a copy is told so by the task that sends to it.
+        """Give a slot back, by the end of its call.
 
-        If the connection of such a call only broke, the worker would hold the slot.
+        A worker that keeps a copy holds the slot of a call without a close. So the task that sends
+        to it closes the call first (`_end_input`).
         """
         if slot.is_kept and call.stream:
             asyncio.get_running_loop().call_later(self._limits.end_s, call.cancel)

@@ -51,7 +51,7 @@ from duplane.edge.session.slot import Slot
 from duplane.edge.session.speech_requests import NO_NEWS, SpeechEnd
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
-from duplane.fabric.attaching import TakenSession
+from duplane.fabric.attaching import COPY_S, TakenSession
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -114,10 +114,7 @@ class DuplexSession(ReturnableSession):
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
         if not isinstance(action, Append):
             return self._apply_control(action, now)
-        events = self._append(action, now)
-        if events and self.detachment:
-            return self._number(self.detachment, events, self.detachment.cursor.unit, now)
-        return events
+        return self._number(self._append(action, now), now)
 
     def _append(self, action: Append, now: Moment) -> list[bytes]:
         if self.dialect.grace_s and self.dialect.phase is Phase.START:
@@ -161,10 +158,10 @@ class DuplexSession(ReturnableSession):
             self._speak(action)
         self.dialect.accept(action)
         match action:
-            case Configure():
-                self.is_resumable = action.is_resumable
-                if action.queue_token and not self.has_slot:
-                    self.effects.append(TakePlace(action.queue_token))
+            case Configure(resumption=resumption):
+                self.is_resumable = resumption.is_resumable
+                if resumption.queue_token and not self.has_slot:
+                    self.effects.append(TakePlace(resumption.queue_token))
                 self._configured(action.settings, now)
                 return []
             case Reply():
@@ -346,9 +343,7 @@ class DuplexSession(ReturnableSession):
             events += self.dialect.delta(outcome, unit.tag, dropped, now)
         if news.ended:
             events += self._render_ends(news.ended, now)
-        if self.detachment:
-            return self._number(self.detachment, events, outcome.sequence, now)
-        return events
+        return self._number(events, now, outcome.sequence)
 
     def render_again(self, outcome: Outcome, now: Moment) -> None:
         """Render the outcome of a unit that another edge has sent; `resume` returns the events."""
@@ -370,7 +365,9 @@ class DuplexSession(ReturnableSession):
         begin = self.restore(note, returned, now)
         self.moves.adopt(taken.attached, now)
         self.moves.present.is_kept = True
-        self.moves.journal.extend(taken.past_units)
+        self._copied(taken.past_units, now, is_last=taken.is_whole)
+        if self.moves.journal.is_partial:
+            self.time_limits.start(TimeLimit.COPY, COPY_S, now)
         self.moves.queue.restore(taken.attached.received_sequence + 1)
         for delta in taken.deltas:
             if delta.sequence >= begin:
@@ -380,6 +377,20 @@ class DuplexSession(ReturnableSession):
             self.time_limits.stop(TimeLimit.AUDIO)
             self.moves.queue.paused()
         return self._resume_adopted(taken, returned, now)
+
+    def _copied(self, units: Sequence[session_pb2.PastUnit], now: Moment, *, is_last: bool) -> None:
+        """Add past units of a session that another edge had. After the last ones it can move."""
+        moves = self.moves
+        if not moves.journal.is_partial:
+            return  # the journal was given up meanwhile
+        moves.journal.extend(units)
+        if is_last:
+            moves.journal.end_copy()
+        moves.check_journal(now)
+        if not moves.journal.is_partial:
+            self.time_limits.stop(TimeLimit.COPY)
+            if moves.present.is_draining and not self.is_detached:
+                moves.drains()
 
     def _render_ends(self, ended: Sequence[SpeechEnd], now: Moment) -> list[bytes]:
         events: list[bytes] = []
@@ -403,10 +414,10 @@ class DuplexSession(ReturnableSession):
                     self.moves.present.is_draining = True  # it leaves when its client is back
                 else:
                     self.moves.drains()
-                return []
             case "staying":
                 self.moves.undrained(now)
-                return []
+            case "kept":
+                self._copied(response.kept.units, now, is_last=response.kept.is_last)
             case "closed":
                 moved = self._lose(cause_of(response.closed), now)
                 if moved is not None:
@@ -414,7 +425,8 @@ class DuplexSession(ReturnableSession):
                 reason = WORKER_CLOSED.get(response.closed.reason, CloseReason.FAILED)
                 return self.end(Close(reason, response.closed.message), now)
             case _:
-                return []
+                pass
+        return []
 
     def _opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self.time_limits.stop(TimeLimit.CONVERSATION)
@@ -428,11 +440,7 @@ class DuplexSession(ReturnableSession):
             self.moves.opened(opened, now)
         if not opened.accepts_speech_requests:
             events += self._render_ends(self.moves.queue.speech.refuse_all(), now)
-        replies = self._ready_replies(now)
-        if replies and self.detachment:
-            unit = self.detachment.cursor.unit
-            replies = self._number(self.detachment, replies, unit, now)
-        return events + replies
+        return events + self._number(self._ready_replies(now), now)
 
     def _ready_replies(self, now: Moment) -> list[bytes]:
         """Render the replies to appends that are complete."""
@@ -556,6 +564,12 @@ class DuplexSession(ReturnableSession):
         return self._end_lost(now) if moved is None else moved
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit is TimeLimit.COPY:
+            self.time_limits.stop(TimeLimit.COPY)
+            if self.moves.journal.is_partial:
+                self.moves.journal.lack_copy()
+                self.moves.check_journal(now)
+            return []
         if limit is TimeLimit.CONVERSATION:
             self.time_limits.stop(TimeLimit.CONVERSATION)
             if self.moves.phase in LOST_PHASES | EARLY:

@@ -16,8 +16,8 @@ import orjson
 from duplane.edge.dialects.actions import NO_TAG, Tag
 from duplane.edge.identity import Identity
 from duplane.edge.session.unit_state import Cursor, UnitState
+from duplane.fabric.bounds import MAX_NOTE_BYTES
 
-MAX_NOTE_BYTES = 4096
 _VERSION = 1  # edges of another version cannot read the note
 
 

@@ -125,7 +125,7 @@ class AnswerBegan(NamedTuple):
 
 
 class RecordResumed(NamedTuple):
-    """Record that a client is back after `gap_s`, and has missed the events of `unit_count`."""
+    """Record that a client is back after `gap_s`, and has missed events of `unit_count` units."""
 
     outcome: str
     gap_s: float

@@ -120,19 +120,24 @@ class Moves:
     def can_leave(self, cause: MoveCause, now: Moment) -> bool:
         """Return whether the conversation can leave its worker, or the next one if that is lost.
 
-        It cannot without a whole journal, or if it has lost too many workers lately. A worker with
-        another model was not lost, so it does not count as a loss. Settings that a lost worker had
-        may be the cause of its loss, so it cannot leave a second worker that is lost before it
-        has opened. The settings do not make a worker shut down.
+        It cannot without a whole journal, while the journal is partial, or if it has lost too many
+        workers lately. A worker with another model was not lost, so it does not count as a loss.
+        Settings that a lost worker had may be the cause of its loss, so it cannot leave a second
+        worker that is lost before it has opened. The settings do not make a worker shut down.
         """
         if self.phase in EARLY:
             is_suspect = self._is_opening_suspect and _blames_opening(self.phase, cause)
             is_movable = self.journal.is_whole and not is_suspect
         else:
-            is_movable = self.phase in MOVABLE
+            is_movable = self.phase in MOVABLE and not self.journal.is_partial
         is_recent = bool(self._lost_s) and now.monotonic_s - self._lost_s[0] < _WITHIN_S
         has_lost_many = is_recent and len(self._lost_s) == _MAX_MOVES
         return is_movable and (cause is MoveCause.OTHER_MODEL or not has_lost_many)
+
+    @property
+    def may_prepare(self) -> bool:
+        """Whether the session has one worker and can prepare another one."""
+        return self.phase is MovePhase.SETTLED and not self.journal.is_partial
 
     # --- the first worker ---
 
@@ -158,14 +163,20 @@ class Moves:
             self.drains()
 
     def adopt(self, attached: session_pb2.Attached, now: Moment) -> None:
-        """Begin with a conversation that another edge had."""
+        """Begin with a conversation that another edge had. Its past units come later."""
         self._fire(MoveEvent.OPEN_SENT)
         granted = attached.granted
         # The proof of the ticket is for the former edge. Older schedulers send no other one.
         granted.ticket_proof = granted.session_proof or granted.ticket_proof
         self.present.granted, self.journal.opening = granted, attached.open
         self.opened(attached.opened, now)
+        self.journal.begin_copy()
         self._effects.append(Use(self.present))
+
+    def check_journal(self, now: Moment) -> None:
+        """Stay at the present worker from now on if the journal was given up."""
+        if not self.journal.is_whole and self.phase is not MovePhase.FIXED:
+            self._fix(now)
 
     # --- the present worker ---
 
@@ -221,7 +232,7 @@ class Moves:
         If the conversation is not open yet, the preparation begins when it is open.
         """
         self.present.is_draining = True
-        if self.phase is MovePhase.SETTLED:
+        if self.may_prepare:
             self._fire(MoveEvent.DRAINS)
             self._begin(MoveCause.DRAIN)
 
@@ -233,8 +244,7 @@ class Moves:
 
     def late(self, now: Moment) -> None:
         """Prepare another worker, and move to it unless the present worker answers before."""
-        may_prepare = self._lateness.may_prepare(now.monotonic_s)
-        if self.phase is not MovePhase.SETTLED or not may_prepare:
+        if not (self._lateness.may_prepare(now.monotonic_s) and self.may_prepare):
             return
         self._lateness.prepare(now.monotonic_s)
         self._fire(MoveEvent.LATE)
@@ -291,7 +301,7 @@ class Moves:
     @property
     def can_park(self) -> bool:
         """Whether the session can give its slot back, and go on in another one later."""
-        return self.phase in PARKABLE and self.journal.is_whole
+        return self.phase in PARKABLE and self.journal.is_whole and not self.journal.is_partial
 
     def park(self, now: Moment, cause: MoveCause | None = None) -> None:
         """Give all slots back until `unpark`. Call this only if `can_park`.

@@ -45,11 +45,10 @@ class PendingReplies:
         """For each append without a reply, the number of units that were complete after it."""
         return tuple(self._ends)
 
-    def restore(self, ends: Sequence[int], finished_count: int, context_token_count: int) -> None:
+    def restore(self, ends: Sequence[int], finished_count: int) -> None:
         """Begin with appends without a reply; `finished_count` units have an outcome."""
         self._ends = deque(ends)
         self._finished_count = finished_count
-        self.context_token_count = context_token_count
 
     def add_append(self, unit_count: int) -> None:
         """Add an append. After it, `unit_count` units are complete in total."""

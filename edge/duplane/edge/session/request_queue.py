@@ -114,11 +114,6 @@ class RequestQueue:
         self._next_sequence = self._first_ordinal = next_sequence
 
     @property
-    def next_sequence(self) -> int:
-        """The sequence number of the next unit."""
-        return self._next_sequence
-
-    @property
     def dropped_total(self) -> int:
         """How many units were dropped before they got a sequence number."""
         return self._first_ordinal - self._next_sequence

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,14 +13,14 @@ import orjson
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
-from duplane.edge.close import Close, CloseReason
+from duplane.edge.close import GONE, Close, CloseReason
 from duplane.edge.dialects.actions import NO_TAG, Append, Return, Tag
 from duplane.edge.dialects.dialect import Phase
 from duplane.edge.dialects.duplex import DuplexDialect, RestoredSettings
 from duplane.edge.dialects.resumption import read_return, reads_return
 from duplane.edge.payload.fields import Fields
 from duplane.edge.session.continuity import NO_CONTINUITY, Continuity
-from duplane.edge.session.detachment import KEPT_S, Detachment, Presence, digest_of
+from duplane.edge.session.detachment import KEPT_S, Detachment, Presence
 from duplane.edge.session.edge_note import EdgeNote
 from duplane.edge.session.effects import RecordAnswered, RecordResumed
 from duplane.edge.session.move_table import MoveCause, MovePhase
@@ -32,20 +33,21 @@ from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.edge.settings import Limits
 from duplane.fabric.attaching import TakenSession
 from duplane.fabric.audio import SAMPLE_BYTES
-from duplane.fabric.bounds import MAX_KEEP_S
+from duplane.fabric.bounds import MAX_KEEP_S, WINDOW_COUNT
 from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.token_secrets import digest_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
-GONE = Close(CloseReason.GONE)
 _RETURNED = Close(CloseReason.RETURNED)
-_LOST_SOCKETS = (CloseReason.GONE, CloseReason.TOO_SLOW)
 # A client that has no slot, and whose sessions may be here, has so much time to name its session
 # before it is refused.
 NAMING_S = 1.0
 _MAX_REPLY_ENDS = 64  # in a note; further appends are replied to with those after them
 # A client that waits has so many seconds more than it was asked for to go to another edge.
 _LEAVING_S = 5.0
+# Seconds until a session that would give its slot back looks again whether its copy is whole.
+_COPY_CHECK_S = 0.1
 
 
 class ReturnableSession(Session[DuplexDialect]):
@@ -62,6 +64,7 @@ class ReturnableSession(Session[DuplexDialect]):
     ) -> None:
         super().__init__(dialect, limits, now, is_decided=is_decided)
         self.moves = Moves(limits.frame_count, self.effects, continuity)
+        self._kept_space = continuity.journals  # also for the events that are kept
         self.detachment: Detachment | None = None  # of a resumable session that has begun
         self.replies = PendingReplies()  # used if the dialect replies to appends
         self.is_resumable = False
@@ -109,7 +112,7 @@ class ReturnableSession(Session[DuplexDialect]):
     def _begin_detachment(self, events: list[bytes]) -> list[bytes]:
         """Add the token to the last of `events`, which tell that the conversation is ready."""
         kept_unit_count = self.moves.queue.model.unit_count(KEPT_S)
-        self.detachment = detachment = Detachment(kept_unit_count)
+        self.detachment = detachment = Detachment(kept_unit_count, self._kept_space)
         self.dialect.turn_names = detachment.turn_id
         token = f"{self.identity.session_id}.{detachment.new_secret()}"
         resume = {"token": token, "within_s": self._limits.resume_s}
@@ -140,7 +143,7 @@ class ReturnableSession(Session[DuplexDialect]):
             "video" if self.dialect.mode.takes_frames else "audio",
             detachment.turn_key,
             self._state(detachment, detachment.cursor.unit + 1),
-            self._lost_sample_count + queue.taken_sample_count,
+            self._next_sample,
             None if left_s is None else now.wall_s + left_s,
             tuple(detachment.states),
             {unit: sent.tag for unit, sent in queue.sent.items() if sent.tag is not NO_TAG},
@@ -159,9 +162,10 @@ class ReturnableSession(Session[DuplexDialect]):
         state = note.state_for(cursor)
         settings = RestoredSettings(note.paths, note.max_slice_count)
         self.dialect.restore(state.dialect, settings)
-        self.replies.restore(note.reply_ends_from(state), state.unit, 0)
+        self.replies.restore(note.reply_ends_from(state), state.unit)
         self.is_resumable = True
-        self.detachment = detachment = Detachment(self.moves.queue.model.unit_count(KEPT_S))
+        kept_unit_count = self.moves.queue.model.unit_count(KEPT_S)
+        self.detachment = detachment = Detachment(kept_unit_count, self._kept_space)
         detachment.restore(note.turn_key, digest_of(returned.secret), state.cursor)
         self.dialect.turn_names = detachment.turn_id
         self._lost_sample_count = note.next_sample
@@ -185,12 +189,21 @@ class ReturnableSession(Session[DuplexDialect]):
             detachment.cursor = state.cursor
         return note.tag_of(unit)
 
-    def _number(
-        self, detachment: Detachment, events: list[bytes], unit: int, now: Moment
-    ) -> list[bytes]:
-        """Number and keep the events about a unit."""
-        next_sample = self._lost_sample_count + self.moves.queue.taken_sample_count
-        numbered = detachment.number(events, unit, next_sample)
+    @property
+    def _next_sample(self) -> int:
+        """The first sample of the client's input that no unit so far has."""
+        return self._lost_sample_count + self.moves.queue.taken_sample_count
+
+    def _number(self, events: list[bytes], now: Moment, unit: int | None = None) -> list[bytes]:
+        """Number and keep the events about a unit, if the client may return.
+
+        Events of no `unit` count as events of the unit before them.
+        """
+        detachment = self.detachment
+        if detachment is None:
+            return events
+        unit = detachment.cursor.unit if unit is None else unit
+        numbered = detachment.number(events, unit, self._next_sample)
         if self._returned_s is not None and events and not detachment.is_detached:
             self.effects.append(RecordAnswered(now.monotonic_s - self._returned_s))
             self._returned_s = None
@@ -209,10 +222,9 @@ class ReturnableSession(Session[DuplexDialect]):
 
         Its client may have another edge go on with the copy at the worker.
         """
-        close = self.closed
-        if close is None or close.is_wanted or not self.is_leaving:
+        if self.closed is None or self.detachment is None or not self.is_leaving:
             return False
-        return self.detachment is not None and close.reason in _LOST_SOCKETS
+        return self.closed.may_return
 
     def detach(self, now: Moment) -> bool:
         """Record that the socket is lost. Return False if the session ends with it."""
@@ -224,6 +236,17 @@ class ReturnableSession(Session[DuplexDialect]):
         self.time_limits.start(TimeLimit.RETURN, self._limits.resume_s, now)
         self.time_limits.start(TimeLimit.HOLD, self._limits.hold_s, now)
         return True
+
+    @property
+    def client_digest(self) -> bytes:
+        """A digest of the tenant and the URL, which a client of this session must have, too."""
+        return hashlib.sha256(
+            orjson.dumps([self.identity.tenant, self.dialect.return_event])
+        ).digest()
+
+    def is_of_client_of(self, asking: ReturnableSession) -> bool:
+        """Return whether the client of `asking` may have this session."""
+        return self.client_digest == asking.client_digest
 
     def refuses(self, returned: Return, now: Moment) -> tuple[ErrorCode, str] | None:
         """Return why a client cannot have this session; None if it can. This changes nothing."""
@@ -248,9 +271,8 @@ class ReturnableSession(Session[DuplexDialect]):
         self.time_limits.stop(TimeLimit.RETURN, TimeLimit.HOLD)
         self._returned_s = now.monotonic_s
         next_sample = self._lost_sample_count + self._received_sample_count
-        if returned.from_sample is not None and returned.from_sample > next_sample:
-            self._lost_sample_count += returned.from_sample - next_sample
-            next_sample = returned.from_sample
+        lost_count = max((returned.from_sample or 0) - next_sample, 0)
+        self._lost_sample_count += lost_count
         outcome = "rebuilt" if was_parked else "attached" if self._is_adopted else "same_edge"
         self._is_adopted = False
         self.effects.append(RecordResumed(outcome, missed.gap_s, missed.unit_count))
@@ -261,7 +283,8 @@ class ReturnableSession(Session[DuplexDialect]):
             self.moves.drains()
         fields: Mapping[str, object] = {
             "unit": missed.unit,
-            "next_sample": next_sample,
+            "next_sample": next_sample + lost_count,
+            "lost_samples": lost_count,
             "gap_s": round(missed.gap_s, 3),
             "within_s": self._limits.resume_s,
         }
@@ -269,11 +292,14 @@ class ReturnableSession(Session[DuplexDialect]):
 
     def _resume_adopted(self, taken: TakenSession, returned: Return, now: Moment) -> list[bytes]:
         """Give the client a session that another edge had. Raises FabricError."""
+        detachment = self.detachment
+        if detachment is None or not (self.moves.can_park or self.moves.journal.is_partial):
+            raise FabricError(Reason.UNKNOWN_SESSION, "the session cannot go on at this edge")
+        if returned.unit <= taken.attached.received_sequence:
+            # Not rendered again: replies to appends that completed no unit, and failures of units.
+            detachment.catch_up(Cursor(returned.unit, returned.part))
         if refusal := self.refuses(returned, now):
             raise FabricError(Reason.COPY_STALE, refusal[1])
-        detachment = self.detachment
-        if detachment is None or not self.moves.can_park:
-            raise FabricError(Reason.UNKNOWN_SESSION, "the session cannot go on at this edge")
         away_s = to_seconds(taken.attached.detached_duration)
         detachment.lose(now._replace(monotonic_s=now.monotonic_s - away_s))
         if taken.stream is None:
@@ -301,6 +327,8 @@ class ReturnableSession(Session[DuplexDialect]):
             hold=to_duration(min(self._limits.hold_s, within_s)),
             granted=granted,
             edge_note=self.note(now),
+            client_sha256=self.client_digest,
+            window_count=min(self._limits.journal_windows, WINDOW_COUNT[1]),
         )
         return session_pb2.ConverseRequest(keep=keep)
 
@@ -318,7 +346,7 @@ class ReturnableSession(Session[DuplexDialect]):
             return self.end(GONE, now)
         within_s = self._limits.drain_s
         if not self.is_running:
-            within_s = after_s + _LEAVING_S
+            within_s = min(after_s + _LEAVING_S, within_s)
             self.time_limits.start(TimeLimit.DRAIN, within_s, now)
         fields = {"within_s": within_s, "after_s": round(after_s, 3)}
         return [self.dialect.notice("go_away", fields, now)]
@@ -336,6 +364,9 @@ class ReturnableSession(Session[DuplexDialect]):
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
         if limit is TimeLimit.HOLD:
+            if self.moves.journal.is_partial:  # it is whole, or given up, within COPY_S
+                self.time_limits.start(TimeLimit.HOLD, _COPY_CHECK_S, now)
+                return []
             self.time_limits.stop(TimeLimit.HOLD)
             parked = self._park(now)
             return self.end(GONE, now) if parked is None else parked

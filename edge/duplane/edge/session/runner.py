@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from duplane.edge.clock import Clock, Moment, Timer
-from duplane.edge.close import Close, CloseReason
+from duplane.edge.close import TOO_SLOW, Close, CloseReason
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.recording.recorder import Recording
 from duplane.edge.session.effects import Effect
@@ -203,7 +203,7 @@ class SessionRunner(ABC, Generic[S]):
             try:
                 self._client.send(events, on_written)
             except OutboxFullError:
-                self._too_slow(Close(CloseReason.TOO_SLOW, "events are not read"), now)
+                self._too_slow(now)
             else:
                 if self.recording:
                     self.recording.down(events, now, self.session.dialect.output_sound)
@@ -215,9 +215,9 @@ class SessionRunner(ABC, Generic[S]):
             self._set_timer(deadline)
         self._execute_effects()
 
-    def _too_slow(self, close: Close, now: Moment) -> None:
+    def _too_slow(self, now: Moment) -> None:
         """End the session of a client that does not read its events."""
-        self.session.end(close, now)
+        self.session.end(TOO_SLOW, now)
 
     def _execute_effects(self) -> None:
         while self.session.effects:

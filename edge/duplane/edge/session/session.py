@@ -50,8 +50,7 @@ class Decoded(Generic[D]):
 
     `dialect` is the dialect that decoded the message. There are two actions if the message implies
     another message before it. If it asks for another session, `returned` says for which.
-    `is_decided` is false while a later message can still change the
-    dialect.
+    `is_decided` is false while a later message can still change the dialect.
     """
 
     dialect: D

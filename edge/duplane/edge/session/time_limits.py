@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from duplane.edge.clock import Moment
-from duplane.edge.close import SESSION_OVER, Close, CloseReason
+from duplane.edge.close import GONE, SESSION_OVER, Close, CloseReason
 
 
 class TimeLimit(Enum):
     """The time limits of a session.
 
-    `Limits` has the duration of each limit except WHOLE_SESSION, which `Mode` has.
+    `Limits` has the duration of each limit except WHOLE_SESSION, which `Mode` has, and COPY.
     """
 
     SCHEDULER = auto()  # until a scheduler answers
@@ -22,6 +22,7 @@ class TimeLimit(Enum):
     GRACE = auto()  # from the first append, or from later settings, until they are complete
     CONVERSATION = auto()  # until the worker opens a conversation or sends the next delta
     AUDIO = auto()  # since the last audio, or since the last turn
+    COPY = auto()  # until all past units of a session that another edge had have come
     HOLD = auto()  # while a session without a socket keeps its slot
     RETURN = auto()  # until the client of a session without a socket is back
     REFUSAL = auto()  # while a client without a slot may still return to its session
@@ -37,7 +38,7 @@ EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
     TimeLimit.SETTINGS: Close(CloseReason.TIMEOUT, "no session settings in time"),
     TimeLimit.AUDIO: Close(CloseReason.TIMEOUT, "no audio for too long"),
-    TimeLimit.RETURN: Close(CloseReason.GONE),
+    TimeLimit.RETURN: GONE,
     TimeLimit.DRAIN: Close(CloseReason.SHUTDOWN),
     TimeLimit.WHOLE_SESSION: SESSION_OVER,
 }

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
-from duplane.edge.close import NOT_READ, Close, CloseReason
+from duplane.edge.close import NOT_READ, TOO_SLOW, Close, CloseReason
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client import Receiver
 from duplane.edge.transport.client_protocol import ClientProtocol
@@ -232,7 +232,7 @@ class WebSocket:
         """
         is_refused = isinstance(error, WebSocketError) and error.code == WSCloseCode.MESSAGE_TOO_BIG
         if self._protocol.write_timeout.is_expired:
-            return Close(CloseReason.TOO_SLOW, "events are not read")
+            return TOO_SLOW
         is_too_big = is_refused or self._protocol.is_too_big
         return Close(CloseReason.TOO_BIG if is_too_big else CloseReason.GONE)
 

@@ -235,28 +235,34 @@ class Opened(_message.Message):
     def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., accepts_audio_exponent: _Optional[bool] = ..., accepts_speech_requests: _Optional[bool] = ..., accepts_keep: _Optional[bool] = ..., accepts_row_count: _Optional[bool] = ..., accepts_audio_int16: _Optional[bool] = ...) -> None: ...
 
 class Keep(_message.Message):
-    __slots__ = ("token_sha256", "within", "hold", "granted", "edge_note")
+    __slots__ = ("token_sha256", "within", "hold", "granted", "edge_note", "client_sha256", "window_count")
     TOKEN_SHA256_FIELD_NUMBER: _ClassVar[int]
     WITHIN_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_COUNT_FIELD_NUMBER: _ClassVar[int]
     token_sha256: bytes
     within: _duration_pb2.Duration
     hold: _duration_pb2.Duration
     granted: _lease_pb2.Granted
     edge_note: bytes
-    def __init__(self, token_sha256: _Optional[bytes] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hold: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., granted: _Optional[_Union[_lease_pb2.Granted, _Mapping]] = ..., edge_note: _Optional[bytes] = ...) -> None: ...
+    client_sha256: bytes
+    window_count: int
+    def __init__(self, token_sha256: _Optional[bytes] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hold: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., granted: _Optional[_Union[_lease_pb2.Granted, _Mapping]] = ..., edge_note: _Optional[bytes] = ..., client_sha256: _Optional[bytes] = ..., window_count: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("session_id", "token_secret", "after_sequence")
+    __slots__ = ("session_id", "token_secret", "after_sequence", "client_sha256")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SECRET_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_SHA256_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     token_secret: str
     after_sequence: int
-    def __init__(self, session_id: _Optional[str] = ..., token_secret: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+    client_sha256: bytes
+    def __init__(self, session_id: _Optional[str] = ..., token_secret: _Optional[str] = ..., after_sequence: _Optional[int] = ..., client_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("open", "opened", "edge_note", "granted", "last_sequence", "received_sequence", "first_sequence", "attach_number", "is_paused", "detached_duration")

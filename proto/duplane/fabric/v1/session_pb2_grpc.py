@@ -91,12 +91,13 @@ class SessionServiceServicer:
         session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
         worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
         that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-        (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
-        wins.
+        (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
+        soon as it has the deltas; the worker reads them after it has sent the past units. The latest
+        valid `attach` wins.
 
         Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
         and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
-        is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+        or the client is wrong, or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
         SUPERSEDED when another call has attached meanwhile.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
@@ -121,8 +122,10 @@ class SessionServiceServicer:
         older releases do not have this method.
 
         Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
-        / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
-        its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
+        / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
+        FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
+        `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
+        messages, when another caller has had the whole copy meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

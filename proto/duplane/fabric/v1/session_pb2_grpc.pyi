@@ -60,12 +60,13 @@ class SessionServiceStub:
     session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
     that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-    (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
-    wins.
+    (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
+    soon as it has the deltas; the worker reads them after it has sent the past units. The latest
+    valid `attach` wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
-    is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+    or the client is wrong, or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
     SUPERSEDED when another call has attached meanwhile.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
@@ -86,8 +87,10 @@ class SessionServiceStub:
     older releases do not have this method.
 
     Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
-    / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
-    its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
+    / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
+    FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
+    `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
+    messages, when another caller has had the whole copy meanwhile.
     """
     Chat: _grpc.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
@@ -128,12 +131,13 @@ class SessionServiceAsyncStub(SessionServiceStub):
     session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
     that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-    (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
-    wins.
+    (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
+    soon as it has the deltas; the worker reads them after it has sent the past units. The latest
+    valid `attach` wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
-    is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+    or the client is wrong, or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
     SUPERSEDED when another call has attached meanwhile.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
@@ -154,8 +158,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     older releases do not have this method.
 
     Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
-    / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
-    its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
+    / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
+    FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
+    `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
+    messages, when another caller has had the whole copy meanwhile.
     """
     Chat: _aio.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]  # type: ignore[assignment]
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
@@ -199,12 +205,13 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
         worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
         that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-        (`kept`). Then the call continues in the same slot, as after `opened`. The latest valid `attach`
-        wins.
+        (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
+        soon as it has the deltas; the worker reads them after it has sent the past units. The latest
+        valid `attach` wins.
 
         Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
         and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
-        is wrong or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
+        or the client is wrong, or the caller is no edge; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED /
         SUPERSEDED when another call has attached meanwhile.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
@@ -231,8 +238,10 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         older releases do not have this method.
 
         Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
-        / NOT_ALLOWED when the secret is wrong; FAILED_PRECONDITION / SLOT_OCCUPIED when the session has
-        its slot, so that the caller must use `attach`; FAILED_PRECONDITION / COPY_STALE.
+        / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
+        FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
+        `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
+        messages, when another caller has had the whole copy meanwhile.
         """
 
     @_abc_1.abstractmethod

@@ -19,6 +19,7 @@ from duplane.edge.session.detachment import KEPT_BYTES, Detachment, Presence
 from duplane.edge.session.effects import Acquire, Cancel, Effect, RecordResumed
 from duplane.edge.session.move_table import MovePhase
 from duplane.edge.session.unit_state import NO_EVENT, Cursor
+from duplane.fabric.journal import JournalSpace
 
 SAMPLES = 16_000
 HOLD_S, RESUME_S = LIMITS.hold_s, LIMITS.resume_s
@@ -271,20 +272,20 @@ def test_wrong_secret_changes_nothing(talk: Absent, secret: str) -> None:
     refusal = talk.session.refuses(talk.asking(secret=secret), talk.now)
     assert refusal
     assert refusal[0] is ErrorCode.RESUME_REFUSED
-    assert talk.detachment.generation == 0
+    assert talk.session.refuses(talk.asking(), talk.now) is None
 
 
 def test_samples_that_the_client_has_lost_are_left_out(talk: Absent) -> None:
     talk.vanish()
     resumed = orjson.loads(talk.session.resume(talk.asking(from_sample=40_000), talk.now)[0])
-    assert resumed["next_sample"] == 40_000
+    assert (resumed["next_sample"], resumed["lost_samples"]) == (40_000, 40_000 - SAMPLES)
     talk.chunk()
     talk.settle()
     assert talk.heard[-1]["next_sample"] == 40_000 + SAMPLES
 
 
 def test_events_are_kept_within_their_bounds() -> None:
-    detachment = Detachment(kept_unit_count=3)
+    detachment = Detachment(3, None)
     for unit in range(5):
         detachment.number([b'{"a":1}'] * 2, unit, 0)
     assert len(detachment.resume(NO_EVENT, 0.0, Play().now).events) == 6
@@ -296,3 +297,19 @@ def test_events_are_kept_within_their_bounds() -> None:
     assert detachment.cursor == Cursor(8, 2)
     detachment.end()
     assert detachment.kept_bytes == 0
+
+
+def test_kept_events_count_in_the_bound_of_all_journals() -> None:
+    space = JournalSpace(call_bytes=0, total_bytes=1000)
+    space.used_bytes = 500  # journals
+    detachment = Detachment(30, space)
+    for unit in range(20):
+        detachment.number([b'{"a":1}'], unit, 0)
+        assert space.used_bytes == 500 + detachment.kept_bytes <= 1000
+    assert detachment.kept_bytes > 400
+    space.used_bytes += 1000
+    detachment.number([b'{"a":1}'], 20, 0)
+    (newest,) = detachment.resume(NO_EVENT, 0.0, Play().now).events
+    assert orjson.loads(newest)["unit"] == 20
+    detachment.end()
+    assert space.used_bytes == 1500

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import orjson
 import pybase64
@@ -19,11 +21,16 @@ from duplane.edge.modes import MODES
 from duplane.edge.routing import ENDPOINTS, Route, restored_session
 from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
-from duplane.edge.session.edge_note import MAX_NOTE_BYTES, EdgeNote
+from duplane.edge.session.edge_note import EdgeNote
+from duplane.edge.session.effects import RecordFixed
+from duplane.edge.session.move_table import MoveCause, MovePhase
 from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.edge.settings import Limits
-from duplane.fabric.attaching import TakenSession
-from duplane.fabric.journal import JournalSpace
+from duplane.fabric.attaching import COPY_S, TakenSession
+from duplane.fabric.bounds import MAX_NOTE_BYTES
+from duplane.fabric.converse import ConverseStream
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.journal import JournalSpace, LossReason
 from duplane.fabric.v1 import session_pb2
 
 NOW = Moment(36_077.0, 1_714_200_000_000_000_000)
@@ -142,24 +149,65 @@ def test_restored_session_tells_what_the_first_one_would(dialect: str, data: st.
     assert second.dialect.state() == first.session.dialect.state()
 
 
-def test_session_that_is_paused_stays_paused_at_another_edge() -> None:
-    first = Talk("C")
-    note = first.send(0)
-    space = JournalSpace(1_000_000, 1_000_000)
-    continuity = Continuity(space, RebuildPermits(1))
-    second = restored_session(EdgeNote.from_bytes(note), Limits(), NOW, continuity)
+def attached_to(first: Talk, *answers: session_pb2.Delta, **fields: Any) -> TakenSession:
+    """Return the session of a worker that has given these answers."""
     attached = session_pb2.Attached(
         open=session_pb2.Open(),
         opened=session_pb2.Opened(model_digest="m"),
-        edge_note=note,
-        is_paused=True,
+        edge_note=first.session.note(NOW),
+        **fields,
     )
-    second.adopt(
-        TakenSession(attached, deltas=[delta(0, "listen")]),
-        EdgeNote.from_bytes(note),
-        Return("sess_0", first.secret),
-        NOW,
-    )
+    return TakenSession(attached, deltas=list(answers), is_whole=True)
+
+
+def adopted(
+    first: Talk, taken: TakenSession, cursor: Mapping[str, int]
+) -> tuple[DuplexSession, list[dict[str, Any]]]:
+    """Go on at another edge; return the session, and what its client is told."""
+    continuity = Continuity(JournalSpace(1_000_000, 1_000_000), RebuildPermits(1))
+    note = EdgeNote.from_bytes(taken.attached.edge_note)
+    second = restored_session(note, Limits(), NOW, continuity)
+    returned = Return("sess_0", first.secret, cursor["unit"], cursor["part"])
+    return second, [orjson.loads(event) for event in second.adopt(taken, note, returned, NOW)]
+
+
+def test_client_that_has_replies_after_the_last_unit_returns_at_another_edge() -> None:
+    first, answer = Talk("B"), delta(0, "listen")
+    note = first.send(0)
+    first.answer(answer)
+    first.hear(append("B", 1, is_half=True))  # completes no unit
+    assert [(one["unit"], one["part"]) for one in first.told[-2:]] == [(0, 0), (0, 1)]
+    taken = attached_to(first, answer, received_sequence=0)
+    taken.attached.edge_note = note  # the worker got no later one
+    second, told = adopted(first, taken, first.told[-1])
+    assert [(one["type"], one["unit"]) for one in told] == [("session.resumed", 0)]
+    reply = append("B", 1, is_half=True)
+    (event,) = map(orjson.loads, second.receive(orjson.dumps(reply), NOW))
+    assert (event["unit"], event["part"]) == (0, 2)
+
+
+def test_client_that_knows_of_a_failed_unit_returns_at_another_edge() -> None:
+    first, answer = Talk("B"), delta(0, "listen")
+    first.send(0)
+    first.answer(answer)
+    first.send(1)
+    failed = session_pb2.Failed(sequence=1, reason="INVALID_FIELD", message="bad")
+    first.tell(first.session.responded(session_pb2.ConverseResponse(failed=failed), NOW))
+    taken = attached_to(first, answer, received_sequence=1)
+    _, told = adopted(first, taken, first.told[-1])
+    assert [(one["type"], one["unit"]) for one in told] == [("session.resumed", 1)]
+    taken.attached.received_sequence = 0
+    with pytest.raises(FabricError) as refusal:
+        adopted(first, taken, first.told[-1])
+    assert refusal.value.reason is Reason.COPY_STALE
+
+
+def test_session_that_is_paused_stays_paused_at_another_edge() -> None:
+    first = Talk("C")
+    note = first.send(0)
+    taken = attached_to(first, delta(0, "listen"), is_paused=True)
+    taken.attached.edge_note = note
+    second, _ = adopted(first, taken, {"unit": -1, "part": -1})
     (refused,) = map(orjson.loads, second.receive(orjson.dumps(append("C", 1)), NOW))
     assert "paused" in refused["error"]
     for wanted in ("pause", "resume"):  # the session gets another worker, which is paused, too
@@ -167,6 +215,92 @@ def test_session_that_is_paused_stays_paused_at_another_edge() -> None:
         assert outgoing
         assert outgoing.request.WhichOneof("message") == wanted
         second.receive(b'{"type":"resume"}', NOW)
+
+
+def adopted_without_past_units() -> DuplexSession:
+    """Return a session of another edge that has its slot, before its past units have come."""
+    first = Talk("B")
+    note = first.send(0)
+    taken = attached_to(first, delta(0, "listen"), received_sequence=0)
+    taken.attached.edge_note = note
+    taken.is_whole = False
+    taken.stream = MagicMock(ConverseStream)
+    second, told = adopted(first, taken, {"unit": -1, "part": -1})
+    assert told[0]["type"] == "session.resumed"
+    return second
+
+
+def kept(*, is_last: bool) -> session_pb2.ConverseResponse:
+    past = session_pb2.PastUnit(sequence=0, audio_int16=bytes(32_000), token_ids=[1])
+    return session_pb2.ConverseResponse(
+        kept=session_pb2.Kept(units=[] if is_last else [past], is_last=is_last)
+    )
+
+
+def leaves(reason: session_pb2.LeavingReason) -> session_pb2.ConverseResponse:
+    return session_pb2.ConverseResponse(leaving=session_pb2.Leaving(reason=reason))
+
+
+def test_session_of_another_edge_moves_only_when_all_its_past_units_have_come() -> None:
+    session = adopted_without_past_units()
+    moves = session.moves
+    session.responded(leaves(session_pb2.LEAVING_REASON_STUCK_DEVICE), NOW)
+    session.responded(leaves(session_pb2.LEAVING_REASON_DRAIN), NOW)
+    for is_last in (False, True):
+        assert moves.phase is MovePhase.SETTLED
+        assert not moves.can_leave(MoveCause.WORKER_LOST, NOW)
+        assert not moves.can_park
+        session.responded(kept(is_last=is_last), NOW)
+    assert moves.phase is MovePhase.ACQUIRING  # the worker drains
+    assert moves.can_leave(MoveCause.WORKER_LOST, NOW)
+    session.expire(NOW._replace(monotonic_s=NOW.monotonic_s + COPY_S))
+    assert (moves.journal.is_whole, moves.journal.unit_count) == (True, 1)
+
+
+def test_session_of_another_edge_goes_on_without_the_past_units_and_cannot_move() -> None:
+    session = adopted_without_past_units()
+    session.responded(kept(is_last=False), NOW)
+    later = NOW._replace(monotonic_s=NOW.monotonic_s + COPY_S)
+    session.expire(later)
+    fixed = [one for one in session.effects if isinstance(one, RecordFixed)]
+    assert [one.loss.reason for one in fixed] == [LossReason.NO_COPY]
+    assert (session.closed, session.moves.phase) == (None, MovePhase.FIXED)
+    session.responded(kept(is_last=True), later)
+    assert session.moves.journal.byte_count == 0
+    session.receive(orjson.dumps(append("B", 1)), later)
+    outgoing = session.take(later)
+    assert outgoing
+    assert outgoing.request.unit.cannot_move
+
+
+def test_session_of_another_edge_whose_client_is_away_is_parked_after_its_past_units() -> None:
+    session = adopted_without_past_units()
+    assert session.detach(NOW)
+    late = NOW._replace(monotonic_s=NOW.monotonic_s + Limits().hold_s)
+    session.expire(late)
+    assert (session.closed, session.moves.phase) == (None, MovePhase.SETTLED)
+    session.responded(kept(is_last=True), late)
+    session.expire(late._replace(monotonic_s=late.monotonic_s + 1.0))
+    assert (session.closed, session.moves.phase) == (None, MovePhase.PARKED)
+
+
+@pytest.mark.parametrize(("journal_windows", "asked"), [(5, 5), (500, 64)])
+def test_worker_is_asked_for_a_copy_with_as_many_windows_as_the_journal(
+    journal_windows: int, asked: int
+) -> None:
+    continuity = Continuity(JournalSpace(1_000_000, 1_000_000), RebuildPermits(1))
+    limits = Limits(journal_windows=journal_windows)
+    endpoint = ENDPOINTS[Route.REALTIME, "audio"]
+    session = endpoint.new_session(Identity("sess_0", "rt_0"), limits, NOW, continuity)
+    assert isinstance(session, DuplexSession)
+    session.granted(60.0, NOW)
+    session.receive(orjson.dumps(SETTINGS["B"]), NOW)
+    session.take(NOW)
+    opened = session_pb2.Opened(model_digest="m", accepts_keep=True)
+    session.responded(session_pb2.ConverseResponse(opened=opened), NOW)
+    outgoing = session.take(NOW)
+    assert outgoing
+    assert outgoing.request.keep.window_count == asked
 
 
 def long_note() -> EdgeNote:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.edge.moved_play import APPEND, LIMITS, SHORT, Play, sound_of
+from support.edge.moved_play import APPEND, LIMITS, SHORT, Play
 
 from duplane.edge.routing import Route
 from duplane.edge.session.move_table import MoveCause
-from duplane.fabric.audio import pcm_from_int16
+from duplane.fabric.unit_audio import pcm_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -60,8 +60,7 @@ def test_each_worker_gets_loud_sound_in_a_form_that_it_reads(play: Play) -> None
         (past,) = play.worker.past_units
         if is_former:
             assert (past.audio_int16, past.audio_exponent) == (b"", 0)
-        sound = past.audio or pcm_from_int16(past.audio_int16, past.audio_exponent)
-        heard.append(sound)
+        heard.append(sound := pcm_of(past))
         assert np.abs(np.frombuffer(sound, "<f4") - np.frombuffer(loud, "<f4")).max() < 1e-4
     assert heard == [heard[0]] * 3
 
@@ -82,7 +81,7 @@ def test_rebuilt_model_hears_what_the_first_one_has_heard(play: Play) -> None:
     play.claim()
     play.settle()
     assert play.worker
-    assert [sound_of(past) for past in play.worker.past_units] == first.sounds
+    assert [pcm_of(past) for past in play.worker.past_units] == first.sounds
 
 
 def test_unit_that_is_sent_again_has_a_form_that_the_next_worker_reads(play: Play) -> None:

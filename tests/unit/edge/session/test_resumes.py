@@ -77,7 +77,7 @@ async def test_socket_that_is_lost_meanwhile_leaves_the_live_one_alone() -> None
         lost = LostSocket()
         await session.resumes.run(lost, session.asking(), CALLER)
         assert lost.closed_with == 1013
-        assert session.detachment.generation == 0
+        assert session.play.runner.generation == 0
         await session.play.exchange()
         await session.play.say('{"type":"stop"}')
 
@@ -86,12 +86,14 @@ async def test_parked_session_that_another_edge_has_taken_is_left_to_it() -> Non
     async with Resumable.running() as session:
         await session.play.exchange()
         newer, known = Return("s", session.secret, 1, 0), Return("s", session.secret, 0, 0)
-        assert not session.resumes.is_unknown(newer)  # its socket is alive
+        assert not session.resumes.may_be_elsewhere(newer)  # its socket is alive
         session.play.runner.disconnected(Close(CloseReason.GONE))
         session.detachment.park()
         session.play.session.moves.park(LoopClock().now())
-        assert not session.resumes.is_unknown(known)
-        assert not session.resumes.is_unknown(Return("s", "wrong", 1, 0))
-        assert session.resumes.is_unknown(newer)
+        assert not session.resumes.may_be_elsewhere(known)
+        assert not session.resumes.may_be_elsewhere(Return("s", "wrong", 1, 0))
+        assert session.resumes.may_be_elsewhere(newer)
+        assert session.play.session.closed is None  # nobody knows yet whether it is elsewhere
+        session.resumes.forget(newer)
         assert session.play.session.closed
         assert session.play.session.closed.reason is CloseReason.REPLACED

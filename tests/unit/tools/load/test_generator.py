@@ -84,6 +84,7 @@ def measure(server: Server, session_units: int = 100, warm_up_units: int = 1) ->
             dialect="B",
             open_timeout_s=1.0,
             ca=None,
+            is_resumable=False,
             sessions=[0],
             session_count=1,
             phases="spread",

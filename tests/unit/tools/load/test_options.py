@@ -43,6 +43,7 @@ from duplane.tools.bench.options import FabricBench
             ["--restart-edges-every-s", "10", "--tls"],
             "restart_edges_every_s: cannot be used with kill_every_s, restart_every_s,",
         ),
+        (["--dialect", "B,C", "--resumable"], "resumable: needs dialect A or B"),
         (["--url", "ws://h:1", "--operator-pages", "1"], "operator_pages: needs a fabric of the"),
         (["--operator-pages", "9"], "operator_pages is 9, must not be above 8"),
         (["--process", "edge=1"], "process: needs url"),

@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.tools.load_plan import PLAN
 
-from duplane.tools.bench.load.plan import Plan, share
-
-PLAN = Plan(
-    url="ws://h:1",
-    dialect="B",
-    open_timeout_s=1.0,
-    ca=None,
-    sessions=range(4),
-    session_count=4,
-    phases="spread",
-    warm_up_units=2,
-    units=10,
-    session_units=8,
-)
+from duplane.tools.bench.load.plan import share
 
 
 def test_sessions_send_spread_over_the_second_or_in_step() -> None:

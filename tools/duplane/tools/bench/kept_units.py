@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from duplane.fabric.audio import pcm_from_int16, pcm_from_samples
+from duplane.fabric.audio import pcm_from_samples
 from duplane.fabric.past_units import past_unit
+from duplane.fabric.unit_audio import pcm_of
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.models.types import PastUnit, Unit, UnitOutput
+from duplane.worker.session.unit_reporter import reach_of
 
 
 def kept_unit(unit: Unit, output: UnitOutput) -> session_pb2.PastUnit:
@@ -24,23 +26,18 @@ def kept_unit(unit: Unit, output: UnitOutput) -> session_pb2.PastUnit:
         token_ids=output.token_ids,
         rebuild_state=output.state,
         context_token_count=output.context_length,
+        reach=reach_of(output),
     )
-    if reach := output.reach:
-        delta.reach.row_count = reach.row_count
-        delta.reach.context_unit_count = reach.context_units
-        delta.reach.sound_unit_count = reach.sound_units
-        delta.reach.turn_unit_count = reach.turn_units
     return past_unit(sent, delta)
 
 
 def given_back(slot: int, past: session_pb2.PastUnit, unit: Unit) -> PastUnit:
     """Return a unit that was kept as the worker gives it to the model of another slot."""
-    pcm = pcm_from_int16(past.audio_int16, past.audio_exponent) if past.audio_int16 else past.audio
     again = replace(
         unit,
         slot=slot,
         force_listen=False,
-        audio=np.frombuffer(pcm, "<f4"),
+        audio=np.frombuffer(pcm_of(past), "<f4"),
         frames=tuple(past.video_frames),
     )
     return PastUnit(

@@ -84,6 +84,9 @@ class FabricBench:
     restart_every_s: NonNegativeFloat = 0.0
     """Restart a worker of the command's own fabric after every so many seconds, each in turn: it
     gets SIGTERM, drains, ends and is started again. Default: no worker is restarted."""
+    resumable: Annotated[bool, Parameter(negative=())] = False
+    """The sessions are resumable, but no connection is lost. Compare the CPU time of the edge and
+    of the worker with a run without this flag. Only in A and B."""
     drop_sockets_every_s: NonNegativeFloat = 0.0
     """Make resumable calls in B, and drop the socket of each call once in so many seconds: every
     second one with RST, the others fall silent. Another table is printed then. Default: no socket
@@ -170,6 +173,8 @@ class FabricBench:
 
     def _check_returns(self) -> None:
         low, high = self.return_range_s
+        if self.resumable and not {"A", "B"}.issuperset(self.protocols):
+            raise ValueError("resumable: needs dialect A or B")
         if not 0 <= low <= high < math.inf:
             raise ValueError(f"return_s is {self.return_s!r}, must be LOW:HIGH in seconds")
         if not self.makes_returns:

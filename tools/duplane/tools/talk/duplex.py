@@ -158,7 +158,7 @@ def show_sample(sample: Path = SAMPLE) -> None:
 
 
 def print_return(back: Return) -> None:
-    """Print that the conversation goes on over a new connection."""
+    """Print that the conversation continues on a new connection."""
     if back.was_asked:
         sys.stderr.write("the server shuts down: the conversation goes on at another one\n")
         return

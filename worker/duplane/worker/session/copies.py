@@ -6,24 +6,25 @@ It exists only in memory.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from duplane.fabric.bounds import MAX_KEEP_S, MAX_NOTE_BYTES
+from duplane.fabric.bounds import MAX_KEEP_S, MAX_NOTE_BYTES, WINDOW_COUNT
 from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.journal import Journal, JournalSpace, LossReason
+from duplane.fabric.token_secrets import DIGEST_BYTES, is_secret_of
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.session.fields import invalid
 
 Response = TypeVar("Response", session_pb2.ConverseResponse, session_pb2.TakeOverResponse)
 
-_DIGEST_BYTES = 32
 REPLAY_S = 30  # of which the deltas are kept, at most _REPLAY_BYTES of deltas
 _REPLAY_BYTES = 4 * 1024 * 1024
+# Approximate memory of a delta without its audio, its ids and its state.
+_ENTRY_BYTES = 512
+_ID_BYTES = 4
 
 
 class SessionCopy:
@@ -49,8 +50,9 @@ class SessionCopy:
         self.is_paused = False
         self.received_sequence = -1
         self.last_sequence = -1
-        self.journal = Journal(space)
+        self.journal = Journal(space, keep.window_count)
         self._token_sha256 = keep.token_sha256
+        self._client_sha256 = keep.client_sha256
         self._space = space
         self._pending: dict[int, session_pb2.ConverseRequest] = {}  # units without an outcome
         self._deltas = deque[session_pb2.Delta]()
@@ -75,8 +77,12 @@ class SessionCopy:
 
     def accepts(self, secret: str) -> bool:
         """Return whether a caller may continue the session."""
-        digest = hashlib.sha256(secret.encode()).digest()
-        return hmac.compare_digest(digest, self._token_sha256)
+        return is_secret_of(self._token_sha256, secret)
+
+    def is_of(self, client_sha256: bytes) -> bool:
+        """Return whether the session is this client's. Edges of older releases name no client."""
+        own = self._client_sha256
+        return not (own and client_sha256) or own == client_sha256
 
     def is_former_of(self, copy: SessionCopy) -> bool:
         """Whether this is a copy of the same session, which has gone on as `copy`."""
@@ -135,7 +141,7 @@ class SessionCopy:
             message.first_sequence = self._deltas[0].sequence
         return message
 
-    def kept(self) -> Iterator[session_pb2.Kept]:
+    def kept(self, make: type[Response]) -> Iterator[Response]:
         """Yield all past units in messages; the last one may be empty.
 
         Meanwhile the journal drops nothing, so that the messages are parts of one state.
@@ -144,10 +150,11 @@ class SessionCopy:
         self.journal.pin(is_pinned=True)
         try:
             while begin < self.journal.unit_count:
-                units = self.journal.rebuild(begin).rebuild.units
-                begin += len(units)
-                yield session_pb2.Kept(units=units)
-            yield session_pb2.Kept(is_last=True)
+                response = make()
+                self.journal.fill(response.kept.units, begin)
+                begin += len(response.kept.units)
+                yield response
+            yield make(kept=session_pb2.Kept(is_last=True))
         finally:
             self.journal.pin(is_pinned=False)
 
@@ -219,12 +226,16 @@ class Copies:
         allowed = [copy for copy in copies if copy.accepts(attach.token_secret)]
         if not allowed:
             raise FabricError(Reason.NOT_ALLOWED, "the secret is wrong", field="token_secret")
+        allowed = [copy for copy in allowed if copy.is_of(attach.client_sha256)]
+        if not allowed:
+            message = "the session belongs to another client"
+            raise FabricError(Reason.NOT_ALLOWED, message, field="client_sha256")
         ready = [copy for copy in allowed if copy.is_ready]
         if not ready:
             raise FabricError(Reason.NOT_READY, "the conversation is being rebuilt")
         copy = max(reversed(ready), key=lambda one: one.last_sequence)  # of equal ones the newest
-        if after_sequence(attach) > copy.last_sequence:
-            message = f"the copy ends with unit {copy.last_sequence}, the client has more"
+        if after_sequence(attach) > copy.received_sequence:
+            message = f"the copy ends with unit {copy.received_sequence}, the client has more"
             raise FabricError(Reason.COPY_STALE, message, field="after_sequence")
         return copy
 
@@ -289,8 +300,14 @@ def after_sequence(attach: session_pb2.Attach) -> int:
 
 
 def _check(keep: session_pb2.Keep) -> None:
-    if (size := len(keep.token_sha256)) != _DIGEST_BYTES:
-        raise invalid("keep.token_sha256", f"is {size} bytes, must be {_DIGEST_BYTES}")
+    if (size := len(keep.token_sha256)) != DIGEST_BYTES:
+        raise invalid("keep.token_sha256", f"is {size} bytes, must be {DIGEST_BYTES}")
+    if (size := len(keep.client_sha256)) not in (0, DIGEST_BYTES):
+        raise invalid("keep.client_sha256", f"is {size} bytes, must be {DIGEST_BYTES}, or absent")
+    lowest, highest = WINDOW_COUNT
+    if keep.window_count and not lowest <= keep.window_count <= highest:
+        fault = f"is {keep.window_count}, must be {lowest} to {highest}, or absent"
+        raise invalid("keep.window_count", fault)
     within_s, hold_s = to_seconds(keep.within), to_seconds(keep.hold)
     if not 0 < within_s <= MAX_KEEP_S:
         raise invalid("keep.within", f"is {within_s:g} s, must be above 0, at most {MAX_KEEP_S:g}")
@@ -301,7 +318,8 @@ def _check(keep: session_pb2.Keep) -> None:
 
 
 def _size_of(delta: session_pb2.Delta) -> int:
-    return len(delta.speech.audio) + len(delta.rebuild_state) + 4 * len(delta.token_ids) + 512
+    content = len(delta.speech.audio) + len(delta.rebuild_state) + _ID_BYTES * len(delta.token_ids)
+    return content + _ENTRY_BYTES
 
 
 def _ignore(copy: SessionCopy, reason: LossReason) -> None:
@@ -320,5 +338,4 @@ def copy_responses(
     yield make(attached=copy.attached(detached_s))
     for delta in copy.deltas:
         yield make(delta=delta)
-    for kept in copy.kept():
-        yield make(kept=kept)
+    yield from copy.kept(make)

@@ -54,6 +54,7 @@ from duplane.worker.settings import SessionLimits
 _log = logging.getLogger(__name__)
 
 _UNITS_PER_TURN = 64  # past units without pictures that are prepared in one turn of the event loop
+DuplexConnection = Connection[session_pb2.ConverseResponse]
 CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason if a unit does not fit into the context
 
 
@@ -159,7 +160,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     def _lose(
         self,
-        connection: Connection[session_pb2.ConverseResponse],
+        connection: DuplexConnection,
         error: FabricError | None,
     ) -> None:
         if self._is_kept:
@@ -175,10 +176,10 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self._connection.leave(None)
         return True
 
-    def attach(self, stream: Stream) -> Connection[session_pb2.ConverseResponse]:
+    def attach(self, stream: Stream) -> DuplexConnection:
         """Continue the call on another stream. The client of the former one gets SUPERSEDED."""
         former = self._connection
-        self._connection = Connection[session_pb2.ConverseResponse](stream, former.capacity)
+        self._connection = DuplexConnection(stream, former.capacity)
         former.leave(superseded())
         self._leaving_reasons.clear()  # this client does not know them
         if self.copy:  # the client sends a unit again that was prepared when the stream was lost
@@ -187,9 +188,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._is_copying = True
         return self._connection
 
-    async def send_copy(
-        self, connection: Connection[session_pb2.ConverseResponse], detached_s: float
-    ) -> None:
+    async def send_copy(self, connection: DuplexConnection, detached_s: float) -> None:
         """Send the session to a client that has attached, when all units have their outcomes."""
         copy = self.copy
         if copy is None:
@@ -219,7 +218,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     # From the client.
 
-    async def _receive(self, connection: Connection[session_pb2.ConverseResponse]) -> None:
+    async def _receive(self, connection: DuplexConnection) -> None:
         with self._ending_on_errors(connection):
             while not self._end.done():
                 try:
@@ -238,7 +237,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     async def _receive_one(
         self,
-        connection: Connection[session_pb2.ConverseResponse],
+        connection: DuplexConnection,
         request: session_pb2.ConverseRequest,
     ) -> None:
         message = self._state.receive(request, time.monotonic())
@@ -349,7 +348,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     async def _receive_unit(
         self,
-        connection: Connection[session_pb2.ConverseResponse],
+        connection: DuplexConnection,
         request: session_pb2.ConverseRequest,
     ) -> None:
         unit = request.unit
@@ -397,8 +396,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         match event:
             case AnsweredUnit():
                 delta = self._reporter.delta(event, time.monotonic())
-                if self._answer(delta):
-                    self._send(session_pb2.ConverseResponse(delta=delta))
+                self._answer(delta, session_pb2.ConverseResponse(delta=delta))
                 if self._is_bounded and event.output.context_length >= self._token_limit:
                     self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             case FailedUnit():
@@ -442,19 +440,23 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._opening = None
         self._send(session_pb2.ConverseResponse(opened=message))
 
-    def _answer(self, outcome: session_pb2.Delta | session_pb2.Failed) -> bool:
-        """Put the outcome of a unit into the copy. Return whether the client must get it now."""
-        must_send = not self._is_copying
+    def _answer(
+        self,
+        outcome: session_pb2.Delta | session_pb2.Failed,
+        response: session_pb2.ConverseResponse,
+    ) -> None:
+        """Put the outcome of a unit into the copy, and send it unless the copy will be sent."""
         if self.copy:
             self._copies.answer(self.copy, outcome)
             if self.copy.is_settled:
                 self._settled.set()
-        return must_send
+        if not self._is_copying:
+            self._send(response)
 
     def _on_rebuilt(self, event: Rebuilt | RebuildRefused) -> None:
         if isinstance(event, RebuildRefused):
             self.end(FabricError(event.reason, event.message, field=event.field))
-        elif self._rebuilt:
+        elif self._rebuilt and not self._rebuilt.done():
             self._rebuilt.set_result(event)
 
     def _on_failed_unit(self, failure: FailedUnit) -> None:
@@ -463,8 +465,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             return
         failed = self._reporter.failed(failure)
-        if self._answer(failed):
-            self._send(session_pb2.ConverseResponse(failed=failed))
+        self._answer(failed, session_pb2.ConverseResponse(failed=failed))
         if failure.is_fatal:
             self._on_lost()
 

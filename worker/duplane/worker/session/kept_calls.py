@@ -17,14 +17,9 @@ from duplane.fabric.tls.identity import Role
 from duplane.fabric.tls.peers import peer_identity
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.metrics import AttachOutcome, WorkerMetrics
-from duplane.worker.session.call import CallEnd, Connection
-from duplane.worker.session.copies import (
-    Copies,
-    SessionCopy,
-    copy_responses,
-    superseded,
-)
-from duplane.worker.session.duplex_call import DuplexCall
+from duplane.worker.session.call import CallEnd
+from duplane.worker.session.copies import Copies, SessionCopy, copy_responses, superseded
+from duplane.worker.session.duplex_call import DuplexCall, DuplexConnection
 
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -96,7 +91,7 @@ class KeptCalls:
         now_s = asyncio.get_running_loop().time()
         if not copy.is_detached:
             self.copies.detach(copy, now_s)
-        # The time of the slot is a part of the time of the copy.
+        # The time of the copy began with the break, not with the end of the slot.
         self._set_timer(copy, copy.broken_s + copy.within_s - now_s, self._delete)
 
     def stop(self) -> None:
@@ -117,7 +112,7 @@ class KeptCalls:
 
     def attach(
         self, context: _Context, attach: session_pb2.Attach
-    ) -> tuple[RunningCall, Connection[session_pb2.ConverseResponse], float]:
+    ) -> tuple[RunningCall, DuplexConnection, float]:
         """Take a session for a new stream, and end its former one. Raises FabricError.
 
         So the latest valid `attach` wins. Also returns for how long the session has had no stream.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from duplane.fabric.audio import MAX_EXPONENT, pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT, MAX_STATE_BYTES
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
@@ -44,11 +43,10 @@ def check_units(
     past_units: list[PastUnit] = []
     for index, past in enumerate(request.units):
         path = f"rebuild.units[{index}]"
-        audio_name, unit = _unit_of(past, path)
         if past.row_count != 0:
             _check_unfed(past, model, path)
         entry = check_unit(
-            unit,
+            _unit_of(past),
             limits,
             model,
             slot=slot,
@@ -58,10 +56,8 @@ def check_units(
             may_be_silent=past.row_count > 0,
         )
         if isinstance(entry, FailedUnit):
-            field = audio_name if entry.field == "audio" else entry.field
-            raise FabricError(
-                Reason.INVALID_FIELD, f"{path}: {entry.message}", field=f"{path}.{field}"
-            )
+            field = f"{path}.{entry.field}"
+            raise FabricError(Reason.INVALID_FIELD, f"{path}: {entry.message}", field=field)
         if not (past.rebuild_state or past.HasField("state_change")):
             raise invalid(f"{path}.rebuild_state", "is missing")
         if (size := len(past.rebuild_state)) > MAX_STATE_BYTES:
@@ -117,18 +113,15 @@ def _change(change: session_pb2.StateChange) -> StateChange:
     )
 
 
-def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Unit]:
-    """Return the name of the field that has the past unit's audio, and the unit as it was sent."""
-    name, audio = "audio", past.audio
-    if past.audio_int16:
-        if past.audio:
-            raise invalid(f"{path}.audio", "and audio_int16 are both set")
-        if len(past.audio_int16) % 2:
-            raise invalid(f"{path}.audio_int16", "is not a whole number of samples")
-        if not 0 <= past.audio_exponent <= MAX_EXPONENT:
-            raise invalid(f"{path}.audio_exponent", f"must be 0 to {MAX_EXPONENT}")
-        name, audio = "audio_int16", pcm_from_int16(past.audio_int16, past.audio_exponent)
-    unit = session_pb2.Unit(sequence=past.sequence, audio=audio, video_frames=past.video_frames)
+def _unit_of(past: session_pb2.PastUnit) -> session_pb2.Unit:
+    """Return a past unit as it was sent."""
+    unit = session_pb2.Unit(
+        sequence=past.sequence,
+        audio=past.audio,
+        audio_int16=past.audio_int16,
+        audio_exponent=past.audio_exponent,
+        video_frames=past.video_frames,
+    )
     if past.HasField("max_slice_count"):
         unit.max_slice_count = past.max_slice_count
-    return name, unit
+    return unit

@@ -27,12 +27,12 @@ from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.session.call import CallEnd, Connection
+from duplane.worker.session.call import CallEnd
 from duplane.worker.session.call_state import CallStateMachine
 from duplane.worker.session.chat_call import ChatCall
 from duplane.worker.session.chat_reporter import ChatReporter
 from duplane.worker.session.copies import Copies
-from duplane.worker.session.duplex_call import DuplexCall, SlotListener
+from duplane.worker.session.duplex_call import DuplexCall, DuplexConnection, SlotListener
 from duplane.worker.session.first_messages import FirstMessages, require_same
 from duplane.worker.session.kept_calls import KeptCalls, RunningCall
 from duplane.worker.session.unit_reporter import UnitReporter
@@ -309,7 +309,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self,
         running: RunningCall,
         stream: grpc.aio.ServicerContext[Any, Any],
-        connection: Connection[session_pb2.ConverseResponse] | None = None,
+        connection: DuplexConnection | None = None,
         detached_s: float = 0.0,
     ) -> None:
         """Serve a call on one stream. A call with a copy may outlive the stream.

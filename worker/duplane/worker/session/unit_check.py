@@ -9,12 +9,12 @@ from duplane.fabric.audio import (
     MAX_EXPONENT,
     AudioError,
     Samples,
-    pcm_from_int16,
     samples_from_pcm,
 )
 from duplane.fabric.bounds import MAX_NOTE_BYTES
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
+from duplane.fabric.unit_audio import pcm_of
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.unit_record import UnitRecord
@@ -111,11 +111,9 @@ def _samples_of(request: session_pb2.Unit) -> tuple[str, Samples]:
         raise _BadUnitError("audio_int16 is not a whole number of samples", "audio_int16")
     if not 0 <= request.audio_exponent <= MAX_EXPONENT:
         raise _BadUnitError(f"audio_exponent must be 0 to {MAX_EXPONENT}", "audio_exponent")
-    name, pcm = "audio", request.audio
-    if request.audio_int16:
-        name, pcm = "audio_int16", pcm_from_int16(request.audio_int16, request.audio_exponent)
+    name = "audio_int16" if request.audio_int16 else "audio"
     try:
-        return name, samples_from_pcm(pcm)
+        return name, samples_from_pcm(pcm_of(request))
     except AudioError as error:
         raise _BadUnitError(f"{name}: {error}", name) from None
 

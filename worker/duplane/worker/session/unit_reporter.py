@@ -9,7 +9,7 @@ from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import AnsweredUnit, FailedUnit
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.models.types import SpeechOutcome, SpeechResult, StateChange
+from duplane.worker.models.types import SpeechOutcome, SpeechResult, StateChange, UnitOutput
 from duplane.worker.session.stages import stage_times
 from duplane.worker.session.unit_spans import UnitSpans
 
@@ -68,12 +68,8 @@ class UnitReporter:
             listen_probability=output.listen_probability,
             rebuild_state=output.state,
             state_change=_state_change(output.change),
+            reach=reach_of(output),
         )
-        if reach := output.reach:
-            delta.reach.row_count = reach.row_count
-            delta.reach.context_unit_count = reach.context_units
-            delta.reach.sound_unit_count = reach.sound_units
-            delta.reach.turn_unit_count = reach.turn_units
         if output.speech_request is not None:
             delta.speech_request = output.speech_request
         if results := record.unit.speech_results + output.speech_results:
@@ -123,6 +119,19 @@ class UnitReporter:
             unit_count=self._unit_count,
             dropped_unit_count=dropped_count,
         )
+
+
+def reach_of(output: UnitOutput) -> session_pb2.UnitReach | None:
+    """Return on which earlier units a later rebuild depends; None if on all of them."""
+    reach = output.reach
+    if reach is None:
+        return None
+    return session_pb2.UnitReach(
+        row_count=reach.row_count,
+        context_unit_count=reach.context_units,
+        sound_unit_count=reach.sound_units,
+        turn_unit_count=reach.turn_units,
+    )
 
 
 def _failed_speech(failure: FailedUnit) -> Sequence[SpeechResult]:

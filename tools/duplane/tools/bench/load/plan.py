@@ -20,6 +20,7 @@ class Plan:
     dialect: str  # one of DIALECTS
     open_timeout_s: float  # time limit to open a session, with its wait for a slot
     ca: str | None  # file of certificates to trust with wss://
+    is_resumable: bool  # the sessions ask to be resumable
     sessions: Sequence[int]  # numbers of this process's sessions, below session_count
     session_count: int
     phases: Phases

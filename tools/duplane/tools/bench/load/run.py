@@ -66,6 +66,7 @@ class _Run:
                 dialect=self._dialect,
                 open_timeout_s=self._options.open_timeout_s,
                 ca=str(self._options.ca) if self._options.ca else None,
+                is_resumable=self._options.resumable,
                 sessions=list(indices),
                 session_count=self._sessions,
                 phases=self._options.phases,

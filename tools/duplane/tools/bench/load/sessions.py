@@ -105,6 +105,7 @@ class LibrarySession:
                 tls=tls_context(url, Path(plan.ca) if plan.ca else None),
                 proxy=False,
                 loads=orjson.loads,
+                resumable=plan.is_resumable,
                 attempts=1,
                 connect_timeout_s=OPEN_TIMEOUT_S,
                 queue_timeout_s=plan.open_timeout_s,

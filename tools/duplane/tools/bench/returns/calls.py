@@ -21,6 +21,7 @@ from duplane.worker.models.scripted.model import PROMPT_TOKENS, UNIT_TOKENS
 
 _ANSWER_S = 60.0  # for the last answers of a call, after the last return
 _LONG_S = 8.0  # after which all units that the server has are answered
+_CLOSED = ("user_stop", "closed")  # the latter if the connection was lost during the close
 _FIRST = asyncio.FIRST_COMPLETED
 _SHORTEST = 5  # units of the shortest call
 _FAILURE_COUNT = 20  # largest number of different failures that are kept
@@ -128,7 +129,7 @@ async def _send(
 async def _read(session: DuplexSession) -> None:
     async for _ in session:
         pass
-    if session.end and session.end.reason != "user_stop":
+    if session.end and session.end.reason not in _CLOSED:
         raise DuplexError(f"the server ended the call: {session.end.reason}")
 
 
