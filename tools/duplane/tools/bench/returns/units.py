@@ -35,7 +35,7 @@ class Units:
     faults: Faults = field(default_factory=Faults)
     latencies_s: list[float] = field(default_factory=list[float])
     answers_s: list[float] = field(default_factory=list[float])
-    """From each return to the first event of a unit."""
+    """From each return to the first event of a unit, or from its unit if that was sent later."""
     has_last: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the last unit that was sent has an answer."""
     _sent_s: list[float] = field(default_factory=list[float])
@@ -74,7 +74,8 @@ class Units:
     def event(self, unit: int, part: int, context: int, dropped: int, now_s: float) -> None:
         """Check an event about a unit."""
         if self._returned_s is not None:
-            self.answers_s.append(now_s - self._returned_s)
+            asked_s = self._sent_s[unit] if unit < len(self._sent_s) else 0.0
+            self.answers_s.append(now_s - max(self._returned_s, asked_s))
             self._returned_s = None
         self.faults.units_dropped += dropped
         if (unit, part) == (self._unit, self._part + 1):
