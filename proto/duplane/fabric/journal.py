@@ -85,7 +85,7 @@ class Journal:
         self._past = PastUnits()
         self._later = PastUnits()  # answered while the journal is partial
         self._opening_bytes = 0
-        self._is_pinned = False
+        self._pin_count = 0
 
     def open(self, opening: session_pb2.Open, opened: session_pb2.Opened) -> None:
         """Keep the settings. The journal is given up if the worker has no digest of its model.
@@ -148,9 +148,13 @@ class Journal:
         """Give the journal up, because the units of the other journal do not come."""
         self._give_up(LossReason.NO_COPY)
 
-    def pin(self, *, is_pinned: bool) -> None:
-        """Keep the content, while it is sent, or drop again what a rebuild no longer needs."""
-        self._is_pinned = is_pinned
+    def pin(self) -> None:
+        """Keep the content while it is sent, until `unpin`. Several may send it."""
+        self._pin_count += 1
+
+    def unpin(self) -> None:
+        """Drop again what a rebuild no longer needs, if nobody sends the content."""
+        self._pin_count -= 1
 
     def _trim(self) -> None:
         """Drop what a rebuild no longer needs, and more if a bound is exceeded.
@@ -158,7 +162,7 @@ class Journal:
         While the content is sent, nothing is dropped. If older units were dropped before, the units
         that come meanwhile may exceed the bound of the session a little.
         """
-        if self._is_pinned:
+        if self._pin_count:
             self._bound(_MESSAGE_BYTES if self.is_trimmed else 0)
             return
         is_exact, reason = True, None
@@ -237,19 +241,22 @@ class Journal:
         self,
         units: MutableSequence[session_pb2.PastUnit],
         begin: int,
+        end: int | None = None,
         *,
         accepts_exponent: bool = True,
+        most_bytes: int = _MESSAGE_BYTES,
     ) -> None:
-        """Append as many past units, from number `begin` on, as fit into one message.
+        """Append as many past units, from number `begin` to `end`, as fit into one message.
 
         `units` is the field of the message that is sent: so the sound is copied only once.
         """
         size = 0
-        for past in self._past.units[begin : begin + MAX_REBUILD_UNIT_COUNT]:
+        most = begin + MAX_REBUILD_UNIT_COUNT
+        for past in self._past.units[begin : most if end is None else min(end, most)]:
             if past.audio_exponent and not accepts_exponent:
                 past = _without_exponent(past)
             size += past.ByteSize()
-            if units and size > _MESSAGE_BYTES:
+            if units and size > most_bytes:
                 break
             units.append(past)
 

@@ -71,6 +71,55 @@ async def test_the_latest_note_is_kept() -> None:
                 await last.end()
 
 
+@pytest.mark.parametrize(
+    ("after", "noted", "sent"), [(3, 4, [3, 4]), (3, 2, [2, 3, 4]), (3, None, [0, 1, 2, 3, 4])]
+)
+async def test_only_those_deltas_are_sent_that_the_next_edge_needs(
+    after: int, noted: int | None, sent: list[int]
+) -> None:
+    async with running_worker() as rig, kept(rig) as first:
+        for sequence in range(5):
+            await say(first, sequence, edge_note=b"note", edge_note_sequence=noted)
+        async with attached(rig, after_sequence=after) as second:
+            copy, deltas, units = await read_copy(second)
+            assert [one.sequence for one in deltas] == sent
+            assert (copy.first_sequence, len(units)) == (sent[0], 5)
+            await second.end()
+
+
+async def test_units_are_answered_while_the_past_units_are_sent() -> None:
+    count = 200  # of 32 KB; one message has at most 1 MB
+    async with running_worker() as rig, kept(rig, keep(hold_s=0.0)) as first:
+        for sequence in range(count):
+            await say(first, sequence, edge_note=b"note", edge_note_sequence=sequence)
+        async with attached(rig, after_sequence=count - 1) as second:
+            await second.send(unit(count, 0.5))
+            await rig.received(count + 1)
+            messages = [await second.read()]
+            while not messages[-1].kept.is_last:
+                messages.append(await second.read())
+            names = [one.WhichOneof("message") for one in messages]
+            assert 0 < names.index("delta", 2) < len(names) - 1
+            past = [one.sequence for message in messages for one in message.kept.units]
+            assert past == list(range(count))
+            async with attached(rig) as third:  # has the unit that was answered meanwhile
+                assert len((await read_copy(third))[2]) == count + 1
+                await third.end()
+
+
+async def test_two_edges_get_the_same_past_units_while_units_go_on() -> None:
+    async with running_worker() as rig, kept(rig) as first:
+        for sequence in range(100):
+            await say(first, sequence)
+        async with attached(rig) as second:
+            assert (await second.read()).HasField("attached")  # reads no past units yet
+            async with attached(rig) as third:
+                assert len((await read_copy(third))[2]) == 100
+                await say(third, 100)
+                await third.end()
+        await rig.all_free()
+
+
 async def test_the_edge_that_attaches_last_has_the_session() -> None:
     async with running_worker() as rig, kept(rig) as first:
         await say(first, 0)

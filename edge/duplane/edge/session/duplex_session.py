@@ -289,7 +289,8 @@ class DuplexSession(ReturnableSession):
             return Outgoing(keep)
         outgoing = moves.take(slot, now)
         if slot.is_kept and outgoing and outgoing.request.HasField("unit"):
-            outgoing.request.unit.edge_note = self.note(now)
+            unit, note = outgoing.request.unit, self.note(now)
+            unit.edge_note, unit.edge_note_sequence = note.to_bytes(), note.latest.unit
         if (
             moves.phase is not before
             and moves.phase in LAST_SENT_PHASES

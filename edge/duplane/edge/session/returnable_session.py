@@ -130,7 +130,7 @@ class ReturnableSession(Session[DuplexDialect]):
             ends = [end - queue.dropped_total for end in self.replies.ends][:_MAX_REPLY_ENDS]
         return UnitState(unit, detachment.cursor, self.dialect.state(), tag, ends)
 
-    def note(self, now: Moment) -> bytes:
+    def note(self, now: Moment) -> EdgeNote:
         """Return what another edge needs to go on with this session. Only for resumable ones."""
         detachment = self.detachment
         if detachment is None:
@@ -149,7 +149,7 @@ class ReturnableSession(Session[DuplexDialect]):
             {unit: sent.tag for unit, sent in queue.sent.items() if sent.tag is not NO_TAG},
             settings.max_slice_count,
             settings.paths,
-        ).to_bytes()
+        )
 
     def restore(self, note: EdgeNote, returned: Return, now: Moment) -> int:
         """Go on with a session of another edge, whose conversation a worker has.
@@ -326,7 +326,7 @@ class ReturnableSession(Session[DuplexDialect]):
             within=to_duration(within_s),
             hold=to_duration(min(self._limits.hold_s, within_s)),
             granted=granted,
-            edge_note=self.note(now),
+            edge_note=self.note(now).to_bytes(),
             client_sha256=self.client_digest,
             window_count=min(self._limits.journal_windows, WINDOW_COUNT[1]),
         )

@@ -397,7 +397,7 @@ class Staying(_message.Message):
     def __init__(self) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests", "edge_note", "audio_int16", "audio_exponent")
+    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids", "cannot_move", "speech_requests", "edge_note", "audio_int16", "audio_exponent", "edge_note_sequence")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +411,7 @@ class Unit(_message.Message):
     EDGE_NOTE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
     AUDIO_EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    EDGE_NOTE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio: bytes
     video_frames: _containers.RepeatedScalarFieldContainer[bytes]
@@ -424,7 +425,8 @@ class Unit(_message.Message):
     edge_note: bytes
     audio_int16: bytes
     audio_exponent: int
-    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ..., edge_note: _Optional[bytes] = ..., audio_int16: _Optional[bytes] = ..., audio_exponent: _Optional[int] = ...) -> None: ...
+    edge_note_sequence: int
+    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ..., cannot_move: _Optional[bool] = ..., speech_requests: _Optional[_Iterable[_Union[SpeechRequest, _Mapping]]] = ..., edge_note: _Optional[bytes] = ..., audio_int16: _Optional[bytes] = ..., audio_exponent: _Optional[int] = ..., edge_note_sequence: _Optional[int] = ...) -> None: ...
 
 class SpeechRequest(_message.Message):
     __slots__ = ("number", "text")

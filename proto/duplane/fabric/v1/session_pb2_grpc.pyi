@@ -59,10 +59,10 @@ class SessionServiceStub:
     With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
     session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-    that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-    (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
-    soon as it has the deltas; the worker reads them after it has sent the past units. The latest
-    valid `attach` wins.
+    that it has are answered, and sends `attached`, and those of the deltas that it keeps which the
+    edge needs. Then the call continues in the same slot, as after `opened`. The past units (`kept`)
+    follow whenever no other response waits. If the worker gives the copy up meanwhile, the last ones
+    do not come. The latest valid `attach` wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -80,7 +80,7 @@ class SessionServiceStub:
     """
     TakeOver: _grpc.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]
     """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-    `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+    `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
     worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
     ask several workers, read `attached` of each, and cancel all calls but the one with the highest
     `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
@@ -130,10 +130,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
     session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-    that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-    (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
-    soon as it has the deltas; the worker reads them after it has sent the past units. The latest
-    valid `attach` wins.
+    that it has are answered, and sends `attached`, and those of the deltas that it keeps which the
+    edge needs. Then the call continues in the same slot, as after `opened`. The past units (`kept`)
+    follow whenever no other response waits. If the worker gives the copy up meanwhile, the last ones
+    do not come. The latest valid `attach` wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -151,7 +151,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     TakeOver: _aio.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]  # type: ignore[assignment]
     """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-    `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+    `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
     worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
     ask several workers, read `attached` of each, and cancel all calls but the one with the highest
     `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
@@ -204,10 +204,10 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         With `keep`, the worker keeps a copy of the past units, so that another edge can continue the
         session if the call breaks. That edge begins its call with `attach` in place of `claim`. The
         worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
-        that it has are answered, and sends `attached`, the deltas that it keeps, and the past units
-        (`kept`). Then the call continues in the same slot, as after `opened`. The edge may send units as
-        soon as it has the deltas; the worker reads them after it has sent the past units. The latest
-        valid `attach` wins.
+        that it has are answered, and sends `attached`, and those of the deltas that it keeps which the
+        edge needs. Then the call continues in the same slot, as after `opened`. The past units (`kept`)
+        follow whenever no other response waits. If the worker gives the copy up meanwhile, the last ones
+        do not come. The latest valid `attach` wins.
 
         Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
         and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -231,7 +231,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.TakeOverResponse], _abc.AsyncIterator[_session_pb2.TakeOverResponse]]:
         """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-        `attached`, the deltas that it keeps, and the past units (`kept`). After the last of these, the
+        `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
         worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
         ask several workers, read `attached` of each, and cancel all calls but the one with the highest
         `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of

@@ -92,7 +92,7 @@ class Talk:
         for _ in range(1 + in_halves):
             self.hear(append(self.dialect, number, is_half=in_halves))
         self.session.take(NOW)
-        return self.session.note(NOW)
+        return self.session.note(NOW).to_bytes()
 
     def hear(self, event: dict[str, Any]) -> None:
         replies = self.session.receive(orjson.dumps(event), NOW)
@@ -132,6 +132,7 @@ def test_restored_session_tells_what_the_first_one_would(dialect: str, data: st.
     second = restored_session(read, Limits(), NOW)
     returned = Return("sess_0", first.secret, former["unit"], former["part"])
     begin = second.restore(read, returned, NOW)
+    assert begin >= min(returned.unit, read.latest.unit)  # the worker sends no earlier deltas
     for answer in deltas[begin : last + 1]:
         second.render_again(answer, NOW)
     resumed, *missed = map(orjson.loads, second.resume(returned, NOW))
@@ -154,7 +155,7 @@ def attached_to(first: Talk, *answers: session_pb2.Delta, **fields: Any) -> Take
     attached = session_pb2.Attached(
         open=session_pb2.Open(),
         opened=session_pb2.Opened(model_digest="m"),
-        edge_note=first.session.note(NOW),
+        edge_note=first.session.note(NOW).to_bytes(),
         **fields,
     )
     return TakenSession(attached, deltas=list(answers), is_whole=True)

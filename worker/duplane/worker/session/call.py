@@ -36,8 +36,9 @@ class Connection(Generic[Response]):
 
     An entry of the outbox is a response and a function to call when the response is written. The
     entry None ends the writer. The two places beyond the capacity are for the last response and for
-    None. `left` is done when the call no longer uses the stream, although it has not ended; its
-    result is the error for the client, if any.
+    None. The responses of `background` are written while the outbox is empty. `left` is done when
+    the call no longer uses the stream, although it has not ended; its result is the error for the
+    client, if any.
     """
 
     def __init__(self, stream: Stream, outbox_capacity: int) -> None:
@@ -46,7 +47,14 @@ class Connection(Generic[Response]):
         self.outbox = asyncio.Queue[tuple[Response, Callable[[], None] | None] | None](
             outbox_capacity + 2
         )
+        self.background: Generator[Response] = _nothing()
         self.left: asyncio.Future[FabricError | None] = asyncio.get_running_loop().create_future()
+
+    async def next(self) -> tuple[Response, Callable[[], None] | None] | None:
+        """Return the next response to write, and what to call then; None after the last one."""
+        if self.outbox.empty() and (response := next(self.background, None)) is not None:
+            return response, None
+        return await self.outbox.get()
 
     def leave(self, error: FabricError | None) -> None:
         """Use the stream no longer. Only the first call of this method has an effect."""
@@ -165,8 +173,8 @@ class Call(abc.ABC, Generic[Response]):
 
     async def _write(self, connection: Connection[Response]) -> None:
         """Write responses until the last one is written or the client is gone."""
-        with self._ending_on_errors(connection):
-            while queued := await connection.outbox.get():
+        with contextlib.closing(connection.background), self._ending_on_errors(connection):
+            while queued := await connection.next():
                 response, on_written = queued
                 await self._write_one(connection, response)
                 if on_written is not None:
@@ -180,6 +188,10 @@ class Call(abc.ABC, Generic[Response]):
         except TimeoutError:
             self._lose(connection, _slow_client())
             raise AbandonedError from None
+
+
+def _nothing() -> Generator[Any]:
+    yield from ()
 
 
 def _slow_client() -> FabricError:

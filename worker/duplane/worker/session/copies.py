@@ -7,7 +7,7 @@ It exists only in memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 from duplane.fabric.bounds import MAX_KEEP_S, MAX_NOTE_BYTES, WINDOW_COUNT
@@ -25,6 +25,8 @@ _REPLAY_BYTES = 4 * 1024 * 1024
 # Approximate memory of a delta without its audio, its ids and its state.
 _ENTRY_BYTES = 512
 _ID_BYTES = 4
+# Of past units in one message, unless it has only one: other responses wait while it is written.
+_PART_BYTES = 1024 * 1024
 
 
 class SessionCopy:
@@ -59,6 +61,7 @@ class SessionCopy:
         self._delta_bytes = 0
         self._replay_count = replay_count
         self._note = keep.edge_note
+        self._note_sequence = -1  # see Unit.edge_note_sequence
 
     @property
     def is_settled(self) -> bool:
@@ -69,11 +72,6 @@ class SessionCopy:
     def byte_count(self) -> int:
         """The memory of the content."""
         return self.journal.byte_count + self._delta_bytes
-
-    @property
-    def deltas(self) -> list[session_pb2.Delta]:
-        """The latest deltas, oldest first."""
-        return list(self._deltas)
 
     def accepts(self, secret: str) -> bool:
         """Return whether a caller may continue the session."""
@@ -96,6 +94,8 @@ class SessionCopy:
         self._pending[unit.sequence] = request
         if unit.edge_note:
             self._note = unit.edge_note
+            has_sequence = unit.HasField("edge_note_sequence")
+            self._note_sequence = unit.edge_note_sequence if has_sequence else -1
 
     def size_of_unit(self, sequence: int) -> int:
         """Return the bytes of a unit that has no outcome."""
@@ -123,8 +123,18 @@ class SessionCopy:
         if rebuild.units:
             self.last_sequence = self.received_sequence = rebuild.units[-1].sequence
 
-    def attached(self, detached_s: float) -> session_pb2.Attached:
-        """Return the session as it is now, which has had no call for some seconds."""
+    def deltas_for(self, attach: session_pb2.Attach) -> Sequence[session_pb2.Delta]:
+        """Return the deltas that an edge needs to render what its client lacks, oldest first."""
+        first = min(after_sequence(attach), self._note_sequence)
+        return [delta for delta in self._deltas if delta.sequence >= first]
+
+    def attached(
+        self, detached_s: float, deltas: Sequence[session_pb2.Delta]
+    ) -> session_pb2.Attached:
+        """Return the session as it is now, which has had no call for some seconds.
+
+        `deltas` follow.
+        """
         message = session_pb2.Attached(
             open=self.journal.opening,
             opened=self.journal.opened,
@@ -137,26 +147,33 @@ class SessionCopy:
         )
         if detached_s:
             message.detached_duration.CopyFrom(to_duration(detached_s))
-        if self._deltas:
-            message.first_sequence = self._deltas[0].sequence
+        if deltas:
+            message.first_sequence = deltas[0].sequence
         return message
 
-    def kept(self, make: type[Response]) -> Iterator[Response]:
-        """Yield all past units in messages; the last one may be empty.
+    def kept(self, make: type[Response]) -> Generator[Response]:
+        """Return the present past units in messages; the last one is empty.
 
-        Meanwhile the journal drops nothing, so that the messages are parts of one state.
+        The journal drops nothing until all are sent, or the generator is closed. The last ones do
+        not come if the copy is given up meanwhile.
         """
+        return self._parts(make, self.journal.unit_count)
+
+    def _parts(self, make: type[Response], end: int) -> Generator[Response]:
         begin = 0
-        self.journal.pin(is_pinned=True)
+        self.journal.pin()
         try:
-            while begin < self.journal.unit_count:
+            while begin < end:
                 response = make()
-                self.journal.fill(response.kept.units, begin)
-                begin += len(response.kept.units)
+                units = response.kept.units
+                self.journal.fill(units, begin, end, most_bytes=_PART_BYTES)
+                begin += len(units)
                 yield response
+                if self.is_deleted:
+                    return
             yield make(kept=session_pb2.Kept(is_last=True))
         finally:
-            self.journal.pin(is_pinned=False)
+            self.journal.unpin()
 
     def _count(self, byte_count: int) -> None:
         self._delta_bytes += byte_count
@@ -331,11 +348,11 @@ def superseded() -> FabricError:
     return FabricError(Reason.SUPERSEDED, "another edge has the session")
 
 
-def copy_responses(
-    copy: SessionCopy, detached_s: float, make: type[Response]
+def attach_responses(
+    copy: SessionCopy, attach: session_pb2.Attach, detached_s: float, make: type[Response]
 ) -> Iterator[Response]:
-    """Yield the messages with a copy of a session that has had no call for some seconds."""
-    yield make(attached=copy.attached(detached_s))
-    for delta in copy.deltas:
+    """Yield what an edge needs of a session that has had no call for some seconds."""
+    deltas = copy.deltas_for(attach)
+    yield make(attached=copy.attached(detached_s, deltas))
+    for delta in deltas:
         yield make(delta=delta)
-    yield from copy.kept(make)

@@ -36,7 +36,7 @@ from duplane.worker.session.copies import (
     REPLAY_S,
     Copies,
     SessionCopy,
-    copy_responses,
+    attach_responses,
     superseded,
 )
 from duplane.worker.session.duplex_options import (
@@ -67,6 +67,14 @@ class SlotListener(NamedTuple):
 
     on_pause: Callable[[bool], None]
     on_fixed: Callable[[], None]
+
+
+class Attached(NamedTuple):
+    """A later stream of a call, which had none for `detached_s`, and what its client has sent."""
+
+    connection: DuplexConnection
+    request: session_pb2.Attach
+    detached_s: float
 
 
 class DuplexCall(Call[session_pb2.ConverseResponse]):
@@ -188,9 +196,12 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._is_copying = True
         return self._connection
 
-    async def send_copy(self, connection: DuplexConnection, detached_s: float) -> None:
-        """Send the session to a client that has attached, when all units have their outcomes."""
-        copy = self.copy
+    async def send_session(self, attached: Attached) -> None:
+        """Send the session to a client that has attached, when all units have their outcomes.
+
+        The past units follow in the background.
+        """
+        copy, (connection, request, detached_s) = self.copy, attached
         if copy is None:
             raise ValueError("the call has no copy")
         if not copy.is_settled:
@@ -203,7 +214,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         if connection is self._connection:
             self._is_copying = False
         with self._ending_on_errors(connection):
-            for response in copy_responses(copy, detached_s, session_pb2.ConverseResponse):
+            make = session_pb2.ConverseResponse
+            connection.background = copy.kept(make)
+            for response in attach_responses(copy, request, detached_s, make):
                 if self._end.done() or connection.left.done():
                     return
                 if copy.is_deleted:  # it was given up meanwhile

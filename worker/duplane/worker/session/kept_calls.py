@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from duplane.fabric.tls.peers import peer_identity
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.metrics import AttachOutcome, WorkerMetrics
 from duplane.worker.session.call import CallEnd
-from duplane.worker.session.copies import Copies, SessionCopy, copy_responses, superseded
-from duplane.worker.session.duplex_call import DuplexCall, DuplexConnection
+from duplane.worker.session.copies import Copies, SessionCopy, attach_responses, superseded
+from duplane.worker.session.duplex_call import Attached, DuplexCall
 
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -110,12 +111,10 @@ class KeptCalls:
 
     # From other edges.
 
-    def attach(
-        self, context: _Context, attach: session_pb2.Attach
-    ) -> tuple[RunningCall, DuplexConnection, float]:
+    def attach(self, context: _Context, attach: session_pb2.Attach) -> tuple[RunningCall, Attached]:
         """Take a session for a new stream, and end its former one. Raises FabricError.
 
-        So the latest valid `attach` wins. Also returns for how long the session has had no stream.
+        So the latest valid `attach` wins.
         """
         try:
             _check_role(context)
@@ -132,7 +131,7 @@ class KeptCalls:
         self._clear_timer(copy)
         connection = running.call.attach(context)
         self._metrics.attached(AttachOutcome.ATTACHED)
-        return running, connection, detached_s
+        return running, Attached(connection, attach, detached_s)
 
     async def take_over(self, context: _Context, request: session_pb2.TakeOverRequest) -> None:
         """Send the copy of a session without a slot, then delete it."""
@@ -141,11 +140,12 @@ class KeptCalls:
             copy = self.copies.find(request.attach)
             if self._call_of(copy):
                 raise FabricError(Reason.SLOT_OCCUPIED, "the session has its slot")
-            make = session_pb2.TakeOverResponse
-            for response in copy_responses(copy, _detached_s(copy), make):
-                await context.write(response)
-                if copy.is_deleted:
-                    raise superseded()
+            make, detached_s = session_pb2.TakeOverResponse, _detached_s(copy)
+            with contextlib.closing(copy.kept(make)) as past_units:
+                for response in attach_responses(copy, request.attach, detached_s, make):
+                    await _write(context, copy, response)
+                for response in past_units:
+                    await _write(context, copy, response)
         except FabricError as error:
             self._count(error)
             raise
@@ -191,6 +191,15 @@ class KeptCalls:
     def _delete(self, copy: SessionCopy) -> None:
         self._clear_timer(copy)
         self.copies.delete(copy)
+
+
+async def _write(
+    context: _Context, copy: SessionCopy, response: session_pb2.TakeOverResponse
+) -> None:
+    """Write a part of a copy. Raises FabricError if another caller has had the whole meanwhile."""
+    await context.write(response)
+    if copy.is_deleted:
+        raise superseded()
 
 
 def _detached_s(copy: SessionCopy) -> float:

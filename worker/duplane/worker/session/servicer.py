@@ -32,7 +32,7 @@ from duplane.worker.session.call_state import CallStateMachine
 from duplane.worker.session.chat_call import ChatCall
 from duplane.worker.session.chat_reporter import ChatReporter
 from duplane.worker.session.copies import Copies
-from duplane.worker.session.duplex_call import DuplexCall, DuplexConnection, SlotListener
+from duplane.worker.session.duplex_call import Attached, DuplexCall, SlotListener
 from duplane.worker.session.first_messages import FirstMessages, require_same
 from duplane.worker.session.kept_calls import KeptCalls, RunningCall
 from duplane.worker.session.unit_reporter import UnitReporter
@@ -222,11 +222,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         async with self._first_messages.reading(context) as checked:
             first = await _read_first(context, state)
         if first.HasField("attach"):
-            running, connection, detached_s = self._kept.attach(context, first.attach)
+            running, attached = self._kept.attach(context, first.attach)
             if self._admission.is_draining:
                 reason = session_pb2.LEAVING_REASON_DRAIN
                 running.call.leave(session_pb2.Leaving(reason=reason))
-            await self._serve(running, context, connection, detached_s)
+            await self._serve(running, context, attached)
             return
         with self._counting_refusals():
             claim = first.claim
@@ -309,17 +309,18 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self,
         running: RunningCall,
         stream: grpc.aio.ServicerContext[Any, Any],
-        connection: DuplexConnection | None = None,
-        detached_s: float = 0.0,
+        attached: Attached | None = None,
     ) -> None:
         """Serve a call on one stream. A call with a copy may outlive the stream.
 
-        A later `connection` gets the session first, which had no stream for `detached_s`.
+        A client that has `attached` gets the session first.
         """
         call, claims, span = running.call, running.claims, running.span
         try:
-            if connection:
-                await call.send_copy(connection, detached_s)
+            connection = None
+            if attached:
+                connection = attached.connection
+                await call.send_session(attached)
             with self._reporting_faults(claims, span):
                 await call.run(partial(self._on_end, call, claims, span), connection)
         finally:
