@@ -157,6 +157,39 @@ async def test_session_without_a_slot_comes_before_later_clients_at_the_other_ed
 
 
 @pytest.mark.slow
+async def test_session_that_waits_for_a_slot_survives_the_loss_of_its_second_socket_and_edge(
+    fabric: Fabric, caller: Caller, sockets: contextlib.AsyncExitStack
+) -> None:
+    former, second, other = await fabric.add_edge(), await fabric.add_edge(), fabric.edges[0]
+    holders = [Caller(SPEAKERS["b"], sockets) for _ in range(SLOTS)]
+    await caller.begin(former)
+    await caller.units(2)
+    for holder in holders[1:]:
+        await holder.begin(other)
+    await holders[0].connect(other)
+    await holders[0].until("session.queued")
+    await former.kill()
+    await holders[0].until("session.queue_done")
+    await holders[0].send(holders[0].speaker.settings)
+    await holders[0].until(holders[0].speaker.ready)
+    await caller.come_back(second)
+    await fabric.waits(other, 1)
+    await caller.lose()  # the copy is free again, also for this edge
+    await caller.come_back(second)
+    await fabric.waits(other, 1)
+    await second.kill()
+    answer = await caller.come_back(other)
+    assert answer["unit"] == 1
+    await fabric.waits(other, 1)
+    await holders[0].end()
+    await caller.units(2)
+    await caller.end()
+    for holder in holders[1:]:
+        await holder.end()
+    await fabric.all_free(other)
+
+
+@pytest.mark.slow
 async def test_session_whose_edge_and_worker_are_killed_is_lost(
     fabric: Fabric, caller: Caller
 ) -> None:

@@ -83,6 +83,8 @@ class RemoteReturns:
                     resumes.forget(returned)
                     mode = found.session.dialect.mode
                     await self._sessions.run(client, found.session, mode, request, found.adoption)
+                    if not found.session.may_go_on_elsewhere:
+                        found.adoption.is_safe.set()
                     return
         if found == _LOST and resumes.has(returned):  # no worker has newer events than this edge
             found = _STALE
@@ -153,4 +155,4 @@ class RemoteReturns:
             # Forget the copy and the events, which count in the bound of all sessions.
             session.end(GONE, now)
             raise
-        return _Found(session, Adoption(events, taken.stream))
+        return _Found(session, Adoption(events, taken.stream, taken.is_safe))

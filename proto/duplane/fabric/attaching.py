@@ -16,11 +16,12 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc, lease_pb2, session_pb2, session_pb2_grpc
 
 _Answer = TypeVar("_Answer")
-_TakeOverCall = grpc.aio.UnaryStreamCall[session_pb2.TakeOverRequest, session_pb2.TakeOverResponse]
+_TakeOverCall = grpc.aio.StreamStreamCall[session_pb2.TakeOverRequest, session_pb2.TakeOverResponse]
 _LIST_S = 2.0  # in which a scheduler must answer
 _FIRST_ANSWER_S = 2.0  # in which a worker must answer whether it has the session
 COPY_S = 10.0
 """Seconds in which a worker must send the whole copy."""
+_END_S = 1.0  # in which a worker must end a call whose copy is no longer needed
 _ASKED_AT_ONCE = 32  # workers that are asked for a copy at the same time
 # If no worker gives the session away, the first of these reasons is told. The old copy of one
 # worker does not matter while another worker has the session and cannot give it away yet.
@@ -50,6 +51,11 @@ class TakenSession:
     past_units: list[session_pb2.PastUnit] = field(default_factory=list[session_pb2.PastUnit])
 
     is_whole: bool = False
+    is_safe: asyncio.Event = field(default_factory=asyncio.Event)
+    """To be set when another worker has a copy, or the session has ended.
+
+    Until then, the worker keeps the copy without a slot, because this process may be lost.
+    """
 
     @property
     def has_deltas(self) -> bool:
@@ -112,7 +118,7 @@ class SessionTaker:
             except FabricError as error:
                 failures[address] = error
         workers = await self._workers(pool, leased)
-        taken = await self._taken_over(attach, workers.addresses, failures)
+        taken = await self._taken_over(stack, attach, workers.addresses, failures)
         if taken:
             return taken
         for address, failure in failures.items():
@@ -159,23 +165,25 @@ class SessionTaker:
 
     async def _taken_over(
         self,
+        held: contextlib.AsyncExitStack,
         attach: session_pb2.Attach,
         addresses: Sequence[str],
         failures: dict[str, FabricError],
     ) -> TakenSession | None:
         """Take the copy with the most units of a session without a slot; None if there is none.
 
-        Notes in `failures` why a worker gives no copy away.
+        Notes in `failures` why a worker gives no copy away. `held` keeps the copy at its worker.
         """
-        places = asyncio.Semaphore(_ASKED_AT_ONCE)
-        request = session_pb2.TakeOverRequest(attach=attach)
+        places, calls = asyncio.Semaphore(_ASKED_AT_ONCE), set[_TakeOverCall]()
         async with contextlib.AsyncExitStack() as stack:
 
-            async def ask(address: str) -> tuple[_TakeOverCall, TakenSession] | None:
+            async def ask(address: str) -> tuple[str, _TakeOverCall, TakenSession] | None:
                 async with places:
                     channel = await stack.enter_async_context(self._to_workers.use(address))
-                    call = session_pb2_grpc.SessionServiceStub(channel).TakeOver(request)
-                    stack.callback(call.cancel)
+                    is_safe = asyncio.Event()
+                    stub = session_pb2_grpc.SessionServiceStub(channel)
+                    call = stub.TakeOver(_take_over_requests(attach, is_safe))
+                    calls.add(call)
                     try:
                         async with asyncio.timeout(_FIRST_ANSWER_S):
                             first = await call.read()
@@ -188,22 +196,53 @@ class SessionTaker:
                         return None
                     if not isinstance(first, session_pb2.TakeOverResponse):
                         return None
-                    return call, TakenSession(first.attached)
+                    return address, call, TakenSession(first.attached, is_safe=is_safe)
 
-            answers = await asyncio.gather(*map(ask, addresses))
-            found = [answer for answer in answers if answer]
-            if not found:
-                return None
-            call, taken = max(found, key=lambda one: one[1].attached.last_sequence)
-            await _read_copy(call, taken)
+            try:
+                answers = await asyncio.gather(*map(ask, addresses))
+                found = [answer for answer in answers if answer]
+                if not found or any(one.reason is Reason.NOT_READY for one in failures.values()):
+                    return None  # in the latter case, another worker or edge has newer units
+                address, call, taken = max(found, key=lambda one: one[2].attached.last_sequence)
+                await _read_copy(call, taken)
+                await held.enter_async_context(self._to_workers.use(address))
+                await held.enter_async_context(_until_safe(call, taken.is_safe))
+                calls.remove(call)
+            finally:
+                for other in calls:
+                    other.cancel()
             return taken
 
 
+async def _take_over_requests(
+    attach: session_pb2.Attach, is_safe: asyncio.Event
+) -> AsyncGenerator[session_pb2.TakeOverRequest]:
+    yield session_pb2.TakeOverRequest(attach=attach)
+    await is_safe.wait()
+    yield session_pb2.TakeOverRequest(is_done=True)
+
+
+@contextlib.asynccontextmanager
+async def _until_safe(call: _TakeOverCall, is_safe: asyncio.Event) -> AsyncGenerator[None]:
+    """Keep a call open, and with it the copy, in the body of the `with`, or until `is_safe`."""
+    try:
+        yield
+    finally:
+        if is_safe.is_set():
+            with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await call.read()  # the end of the call: the worker has deleted its copy
+        call.cancel()
+
+
 async def _read_copy(call: _TakeOverCall, taken: TakenSession) -> None:
-    """Read to the end of the call: only then has the worker given the copy to no other edge."""
+    """Read to the last message: only then has the worker given the copy to no other edge."""
     try:
         async with asyncio.timeout(COPY_S):
-            while isinstance(part := await call.read(), session_pb2.TakeOverResponse):
+            while not taken.is_whole:
+                part = await call.read()
+                if not isinstance(part, session_pb2.TakeOverResponse):
+                    break
                 taken.add(part)
     except TimeoutError:
         taken.is_whole = False

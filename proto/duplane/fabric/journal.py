@@ -85,7 +85,7 @@ class Journal:
         self._past = PastUnits()
         self._later = PastUnits()  # answered while the journal is partial
         self._opening_bytes = 0
-        self._pin_count = 0
+        self._senders = set[object]()
 
     def open(self, opening: session_pb2.Open, opened: session_pb2.Opened) -> None:
         """Keep the settings. The journal is given up if the worker has no digest of its model.
@@ -148,13 +148,13 @@ class Journal:
         """Give the journal up, because the units of the other journal do not come."""
         self._give_up(LossReason.NO_COPY)
 
-    def pin(self) -> None:
-        """Keep the content while it is sent, until `unpin`. Several may send it."""
-        self._pin_count += 1
+    def pin(self, sender: object) -> None:
+        """Keep the content while `sender` sends it, until `unpin`."""
+        self._senders.add(sender)
 
-    def unpin(self) -> None:
-        """Drop again what a rebuild no longer needs, if nobody sends the content."""
-        self._pin_count -= 1
+    def unpin(self, sender: object) -> None:
+        """Drop again what a rebuild no longer needs, if nobody else sends the content."""
+        self._senders.discard(sender)
 
     def _trim(self) -> None:
         """Drop what a rebuild no longer needs, and more if a bound is exceeded.
@@ -162,7 +162,7 @@ class Journal:
         While the content is sent, nothing is dropped. If older units were dropped before, the units
         that come meanwhile may exceed the bound of the session a little.
         """
-        if self._pin_count:
+        if self._senders:
             self._bound(_MESSAGE_BYTES if self.is_trimmed else 0)
             return
         is_exact, reason = True, None

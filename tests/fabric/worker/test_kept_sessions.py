@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import grpc.aio
@@ -23,6 +24,7 @@ from support.worker.kept_sessions import (
     refused_take_over,
     say,
     taken_over,
+    taking_over,
 )
 from support.worker.rebuild_messages import context, past, rebuild, rebuilt
 from support.worker.worker_harness import Client, Rig, running_worker, unit
@@ -290,6 +292,33 @@ async def test_close_deletes_the_copy_unless_the_client_may_return() -> None:
         assert (await taken_over(rig))[0].attached.last_sequence == 0
 
 
+async def test_copy_is_kept_until_the_edge_that_took_it_needs_it_no_more() -> None:
+    async with running_worker() as rig:
+        await left_copy(rig)
+        async with taking_over(rig):
+            assert (await refused_take_over(rig)).reason is Reason.NOT_READY
+            assert (await refused(rig)).reason is Reason.NOT_READY
+        async with asyncio.timeout(WITHIN_S):  # that edge is lost
+            while (error := await refused_take_over_or_none(rig)) is not None:
+                assert error.reason is Reason.NOT_READY
+        assert (await taken_over(rig))[-1].kept.is_last
+
+
+async def test_copy_that_an_edge_took_is_deleted_some_time_after_that_edge_is_lost() -> None:
+    async with running_worker() as rig:
+        async with kept(rig, keep(hold_s=0.0, within_s=0.2)) as client:
+            await say(client, 0)
+        await rig.all_free()
+        async with taking_over(rig):
+            end_s = time.monotonic() + 0.4  # longer than the copy is kept
+            while time.monotonic() < end_s:
+                assert (await refused_take_over(rig)).reason is Reason.NOT_READY
+        async with asyncio.timeout(WITHIN_S):
+            while (error := await refused_take_over_or_none(rig)) is None:
+                pass
+        assert error.reason in (Reason.NOT_READY, Reason.UNKNOWN_SESSION)
+
+
 async def test_copy_is_deleted_when_its_time_is_over() -> None:
     async with running_worker() as rig, kept(rig, keep(hold_s=0.0, within_s=0.05)) as client:
         await say(client, 0)
@@ -434,13 +463,11 @@ async def test_the_copy_that_is_detached_for_the_longest_time_is_given_up_first(
                 await edge.end()
 
 
-async def test_drain_waits_for_copies_and_a_stop_deletes_them() -> None:
+async def test_drain_waits_until_an_edge_has_each_copy() -> None:
     async with running_worker() as rig:
         await left_copy(rig)
         rig.shutdown.drain()
-        responses = await taken_over(rig)
-        assert responses[-1].kept.is_last
-        async with asyncio.timeout(WITHIN_S):
+        async with taking_over(rig), asyncio.timeout(WITHIN_S):
             await rig.task
 
 

@@ -19,7 +19,7 @@ class PlainSessions(session_pb2_grpc.SessionServiceServicer):
         yield session_pb2.ChatResponse(done=session_pb2.Done())
 
     async def TakeOver(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
-        self, request: session_pb2.TakeOverRequest, context: Any
+        self, requests: object, context: Any
     ) -> AsyncIterator[session_pb2.TakeOverResponse]:
         await context.abort(grpc.StatusCode.NOT_FOUND)
         yield session_pb2.TakeOverResponse()

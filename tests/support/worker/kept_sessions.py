@@ -95,18 +95,39 @@ async def read_copy(
             return first.attached, deltas, past_units
 
 
-async def taken_over(rig: Rig, **fields: Any) -> list[session_pb2.TakeOverResponse]:
-    """Take a copy over. Raises FabricError."""
+@contextlib.asynccontextmanager
+async def taking_over(
+    rig: Rig, *, is_done: bool = False, **fields: Any
+) -> AsyncGenerator[list[session_pb2.TakeOverResponse]]:
+    """Take a copy, and hold it until the end of the body. Raises FabricError."""
     async with open_channel(rig.address) as channel:
         stub: session_pb2_grpc.SessionServiceAsyncStub = session_pb2_grpc.SessionServiceStub(
             channel
         )
-        request = session_pb2.TakeOverRequest(attach=attach(**fields))
+        call = stub.TakeOver()
+        responses = list[session_pb2.TakeOverResponse]()
         try:
             async with asyncio.timeout(WITHIN_S):
-                return [response async for response in stub.TakeOver(request)]
+                await call.write(session_pb2.TakeOverRequest(attach=attach(**fields)))
+                while not (responses and responses[-1].kept.is_last):
+                    response = await call.read()
+                    assert isinstance(response, session_pb2.TakeOverResponse), await call.code()
+                    responses.append(response)
+            yield responses
+            if is_done:
+                async with asyncio.timeout(WITHIN_S):
+                    await call.write(session_pb2.TakeOverRequest(is_done=True))
+                    assert await call.read() is grpc.aio.EOF
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
+        finally:
+            call.cancel()
+
+
+async def taken_over(rig: Rig, **fields: Any) -> list[session_pb2.TakeOverResponse]:
+    """Take a copy, which the worker then deletes. Raises FabricError."""
+    async with taking_over(rig, is_done=True, **fields) as responses:
+        return responses
 
 
 async def refused(rig: Rig, **fields: Any) -> FabricError:

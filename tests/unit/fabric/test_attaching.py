@@ -49,6 +49,9 @@ class Worker(PlainSessions):
         self.has_slot = has_slot
         self.is_too_late = is_too_late
         self.is_silent = is_silent
+        self.is_taken = False
+        self.was_done = asyncio.Event()  # the edge has said that it needs the copy no more
+        self.was_left = asyncio.Event()  # the edge has ended the call
 
     async def Converse(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
         self, requests: object, context: Any
@@ -59,9 +62,10 @@ class Worker(PlainSessions):
         yield session_pb2.ConverseResponse(attached=attached)
         yield session_pb2.ConverseResponse(kept=session_pb2.Kept(is_last=True))
 
-    async def TakeOver(
-        self, request: session_pb2.TakeOverRequest, context: Any
+    async def TakeOver(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
+        self, requests: AsyncIterator[session_pb2.TakeOverRequest], context: Any
     ) -> AsyncIterator[session_pb2.TakeOverResponse]:
+        await anext(requests)
         if self.is_silent:
             await asyncio.Event().wait()
         refusal = Reason.SLOT_OCCUPIED if self.has_slot else self.refusal
@@ -69,9 +73,14 @@ class Worker(PlainSessions):
             await abort(context, FabricError(refusal, "refused"))
         attached = session_pb2.Attached(last_sequence=self.last_sequence)
         yield session_pb2.TakeOverResponse(attached=attached)
-        yield session_pb2.TakeOverResponse(kept=session_pb2.Kept(is_last=True))
         if self.is_too_late:
             await abort(context, FabricError(Reason.SUPERSEDED, "another edge has the session"))
+        try:
+            yield session_pb2.TakeOverResponse(kept=session_pb2.Kept(is_last=True))
+            if (await anext(requests)).is_done:
+                self.was_done.set()
+        finally:
+            self.was_left.set()
 
 
 class Scheduler:
@@ -149,6 +158,28 @@ async def edge(*workers: str) -> AsyncGenerator[Edge]:
 async def test_the_copy_with_the_most_units_is_taken() -> None:
     async with running(Worker(3), Worker(5), Worker(4)) as addresses, edge(*addresses) as one:
         assert (await one.take()).last_sequence == 5
+
+
+async def test_worker_keeps_the_copy_until_the_session_is_safe() -> None:
+    worker, attach = Worker(), session_pb2.Attach(session_id="s", token_secret="x")
+    async with running(worker) as addresses, edge(*addresses) as one:
+        for is_safe in (False, True):
+            async with one.taker.taken(attach, POOL) as taken, asyncio.timeout(WITHIN_S):
+                assert not worker.was_left.is_set()
+                if is_safe:
+                    taken.is_safe.set()
+                    await worker.was_done.wait()
+            async with asyncio.timeout(WITHIN_S):
+                await worker.was_left.wait()
+            assert worker.was_done.is_set() == is_safe
+            worker.was_left.clear()
+
+
+async def test_old_copy_is_not_taken_while_another_worker_is_not_ready() -> None:
+    workers = Worker(3), Worker(refusal=Reason.NOT_READY)
+    for order in (workers, workers[::-1]):
+        async with running(*order) as addresses, edge(*addresses) as one:
+            assert await one.refusal() is Reason.NOT_READY
 
 
 async def test_copy_that_another_edge_got_first_is_not_taken() -> None:

@@ -341,13 +341,13 @@ def test_units_of_a_message_stay_while_others_are_sent() -> None:
     for sequence in range(400):
         kept.append(request(sequence), windowed(sequence))
     first = past_units(kept)
-    kept.pin()
-    kept.pin()  # for another receiver
-    kept.unpin()
+    kept.pin("one")
+    kept.pin("another")
+    kept.unpin("another")
     for sequence in range(400, 420):
         kept.append(request(sequence), windowed(sequence))
     assert past_units(kept)[:400] == first
-    kept.unpin()
+    kept.unpin("one")
     kept.append(request(420), windowed(420))
     fed = [sum(not unit.row_count for unit in units) for units in (first, past_units(kept))]
     assert fed[0] == fed[1]
@@ -357,7 +357,7 @@ def test_pinned_journal_is_given_up_above_the_slack() -> None:
     kept = journal(JournalSpace(6 * MIB, 64 * MIB))
     for sequence in range(400):
         kept.append(request(sequence), windowed(sequence))
-    kept.pin()
+    kept.pin("one")
     for sequence in range(400, 500):
         kept.append(request(sequence), windowed(sequence))
     assert kept.is_whole

@@ -265,7 +265,7 @@ class Worker:
     def _on_change(self) -> None:
         if self._attach_loop:
             self._attach_loop.report_soon()
-        if self._admission.is_idle and not self._copies.count:
+        if self._admission.is_idle and not self._copies.are_needed:
             self._idle.set()
         else:
             self._idle.clear()

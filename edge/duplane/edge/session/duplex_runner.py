@@ -204,9 +204,7 @@ class DuplexRunner(ReturnableRunner):
             case Acquire() | TakePlace():
                 self._attempt(effect)
             case Use(slot):
-                self._note_claim(slot.granted)
-                self._units.worker_id = self.worker
-                self._use_model(ModelFormat.of(slot.granted.model))
+                self._use_slot(slot)
             case Cancel(slot):
                 if self.session.closed is None:
                     self._spans.end_step()
@@ -223,6 +221,14 @@ class DuplexRunner(ReturnableRunner):
                 super()._execute(effect)  # a duplex session has no turns
             case _:
                 self._record(effect)
+
+    def _use_slot(self, slot: Slot) -> None:
+        if self.adoption and slot in self._slot_calls:  # not one that the other edge gave back
+            self.session.is_kept_elsewhere = False
+            self.adoption.is_safe.set()
+        self._note_claim(slot.granted)
+        self._units.worker_id = self.worker
+        self._use_model(ModelFormat.of(slot.granted.model))
 
     def _leave(self, slot: Slot, call: _SlotCall) -> None:
         """Give a slot back, by the end of its call.

@@ -442,7 +442,7 @@ class Moves:
         if not (is_same and opened.prompt_token_count == first.prompt_token_count):
             return False
         self.attempt.slot.opened(opened)
-        self.journal.pin(is_pinned=True)  # its units are numbered in the messages that follow
+        self.journal.pin(self)  # its units are numbered in the messages that follow
         if self.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
             self._fire(MoveEvent.NEXT_OPENED)
         return True
@@ -573,7 +573,7 @@ class Moves:
 
     def _record_end(self, outcome: MoveOutcome, now: Moment) -> None:
         attempt = self.attempt
-        self.journal.pin(is_pinned=False)
+        self.journal.unpin(self)
         self._effects.append(
             EndMove(
                 attempt.cause,

@@ -25,10 +25,14 @@ _log = logging.getLogger(__name__)
 
 
 class Adoption(NamedTuple):
-    """A session that another edge had: the events for its client, and its call, if it has one."""
+    """A session that another edge had: the events for its client, and its call, if it has one.
+
+    `is_safe` is set when the session has another slot, so that its former worker needs no copy.
+    """
 
     events: list[bytes]
     stream: ConverseStream | None
+    is_safe: asyncio.Event
 
 
 class ReturnableRunner(SessionRunner[DuplexSession]):

@@ -78,6 +78,8 @@ class ReturnableSession(Session[DuplexDialect]):
         self._lost_sample_count = 0  # samples that the client no longer has
         self._last_audio_s = -math.inf  # monotonic
         self._is_adopted = False  # another edge has had the session until now
+        # The session was taken from another edge and has no slot yet. Its former worker has a copy.
+        self.is_kept_elsewhere = False
         self._returned_s: float | None = None  # since when a client that is back waits
 
     # --- the client ---
@@ -218,18 +220,18 @@ class ReturnableSession(Session[DuplexDialect]):
 
     @property
     def may_go_on_elsewhere(self) -> bool:
-        """Whether the session has ended only because this edge shuts down and has no socket of it.
+        """Whether the session has ended only because it has no socket, and a worker has a copy.
 
-        Its client may have another edge go on with the copy at the worker.
+        It ends so while this edge shuts down, and while it waits here for its first slot.
         """
-        if self.closed is None or self.detachment is None or not self.is_leaving:
+        if self.closed is None or self.detachment is None:
             return False
-        return self.closed.may_return
+        return self.closed.may_return and (self.is_leaving or self.is_kept_elsewhere)
 
     def detach(self, now: Moment) -> bool:
         """Record that the socket is lost. Return False if the session ends with it."""
         detachment = self.detachment
-        is_over = self.closed or self.is_leaving
+        is_over = self.closed or self.is_leaving or self.is_kept_elsewhere
         if is_over or detachment is None or detachment.presence is not Presence.ATTACHED:
             return False
         detachment.lose(now)
@@ -303,6 +305,7 @@ class ReturnableSession(Session[DuplexDialect]):
         away_s = to_seconds(taken.attached.detached_duration)
         detachment.lose(now._replace(monotonic_s=now.monotonic_s - away_s))
         if taken.stream is None:
+            self.is_kept_elsewhere = True
             detachment.park()
             self.moves.park(now)
         self._is_adopted = True

@@ -297,10 +297,12 @@ class Kept(_message.Message):
     def __init__(self, units: _Optional[_Iterable[_Union[PastUnit, _Mapping]]] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class TakeOverRequest(_message.Message):
-    __slots__ = ("attach",)
+    __slots__ = ("attach", "is_done")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
+    is_done: bool
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., is_done: _Optional[bool] = ...) -> None: ...
 
 class TakeOverResponse(_message.Message):
     __slots__ = ("attached", "delta", "kept")

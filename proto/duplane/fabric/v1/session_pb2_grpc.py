@@ -49,7 +49,7 @@ class SessionServiceStub:
                 request_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseRequest.SerializeToString,
                 response_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseResponse.FromString,
                 _registered_method=True)
-        self.TakeOver = channel.unary_stream(
+        self.TakeOver = channel.stream_stream(
                 '/duplane.fabric.v1.SessionService/TakeOver',
                 request_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
                 response_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
@@ -113,19 +113,22 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TakeOver(self, request, context):
+    def TakeOver(self, request_iterator, context):
         """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-        `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
-        worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
-        ask several workers, read `attached` of each, and cancel all calls but the one with the highest
-        `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
-        older releases do not have this method.
+        `attached`, the deltas that the caller needs, and the past units (`kept`). The caller has
+        the session with the last of these, and continues it with `rebuild` in a new slot. Until the call
+        ends, no other caller gets the copy. The caller sends `is_done` when the next worker has a copy,
+        or the session has ended; then the worker deletes its copy and ends the call. If the call ends
+        before, the worker keeps the copy for Keep.within from then on, because the caller may be lost.
+        So a caller can ask several workers, read `attached` of each, and cancel all calls but the one
+        with the highest `last_sequence`. Workers of older releases do not have this method.
 
         Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
         / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
         FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
-        `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
-        messages, when another caller has had the whole copy meanwhile.
+        `attach`; FAILED_PRECONDITION / COPY_STALE; FAILED_PRECONDITION / NOT_READY also when another
+        caller has the session; ABORTED / SUPERSEDED after the first messages, when another caller was
+        faster; INVALID_ARGUMENT / OUT_OF_ORDER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,7 +152,7 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     request_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseRequest.FromString,
                     response_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.ConverseResponse.SerializeToString,
             ),
-            'TakeOver': grpc.unary_stream_rpc_method_handler(
+            'TakeOver': grpc.stream_stream_rpc_method_handler(
                     servicer.TakeOver,
                     request_deserializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverRequest.FromString,
                     response_serializer=duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverResponse.SerializeToString,
@@ -208,7 +211,7 @@ class SessionService:
             _registered_method=True)
 
     @staticmethod
-    def TakeOver(request,
+    def TakeOver(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -218,8 +221,8 @@ class SessionService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/duplane.fabric.v1.SessionService/TakeOver',
             duplane_dot_fabric_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,

@@ -78,19 +78,22 @@ class SessionServiceStub:
     when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
     context has another length than the original.
     """
-    TakeOver: _grpc.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]
+    TakeOver: _grpc.StreamStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]
     """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-    `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
-    worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
-    ask several workers, read `attached` of each, and cancel all calls but the one with the highest
-    `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
-    older releases do not have this method.
+    `attached`, the deltas that the caller needs, and the past units (`kept`). The caller has
+    the session with the last of these, and continues it with `rebuild` in a new slot. Until the call
+    ends, no other caller gets the copy. The caller sends `is_done` when the next worker has a copy,
+    or the session has ended; then the worker deletes its copy and ends the call. If the call ends
+    before, the worker keeps the copy for Keep.within from then on, because the caller may be lost.
+    So a caller can ask several workers, read `attached` of each, and cancel all calls but the one
+    with the highest `last_sequence`. Workers of older releases do not have this method.
 
     Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
     / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
     FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
-    `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
-    messages, when another caller has had the whole copy meanwhile.
+    `attach`; FAILED_PRECONDITION / COPY_STALE; FAILED_PRECONDITION / NOT_READY also when another
+    caller has the session; ABORTED / SUPERSEDED after the first messages, when another caller was
+    faster; INVALID_ARGUMENT / OUT_OF_ORDER.
     """
     Chat: _grpc.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
@@ -149,19 +152,22 @@ class SessionServiceAsyncStub(SessionServiceStub):
     when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
     context has another length than the original.
     """
-    TakeOver: _aio.UnaryStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]  # type: ignore[assignment]
+    TakeOver: _aio.StreamStreamMultiCallable[_session_pb2.TakeOverRequest, _session_pb2.TakeOverResponse]  # type: ignore[assignment]
     """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-    `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
-    worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
-    ask several workers, read `attached` of each, and cancel all calls but the one with the highest
-    `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
-    older releases do not have this method.
+    `attached`, the deltas that the caller needs, and the past units (`kept`). The caller has
+    the session with the last of these, and continues it with `rebuild` in a new slot. Until the call
+    ends, no other caller gets the copy. The caller sends `is_done` when the next worker has a copy,
+    or the session has ended; then the worker deletes its copy and ends the call. If the call ends
+    before, the worker keeps the copy for Keep.within from then on, because the caller may be lost.
+    So a caller can ask several workers, read `attached` of each, and cancel all calls but the one
+    with the highest `last_sequence`. Workers of older releases do not have this method.
 
     Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
     / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
     FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
-    `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
-    messages, when another caller has had the whole copy meanwhile.
+    `attach`; FAILED_PRECONDITION / COPY_STALE; FAILED_PRECONDITION / NOT_READY also when another
+    caller has the session; ABORTED / SUPERSEDED after the first messages, when another caller was
+    faster; INVALID_ARGUMENT / OUT_OF_ORDER.
     """
     Chat: _aio.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]  # type: ignore[assignment]
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
@@ -227,21 +233,24 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def TakeOver(
         self,
-        request: _session_pb2.TakeOverRequest,
+        request_iterator: _MaybeAsyncIterator[_session_pb2.TakeOverRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.TakeOverResponse], _abc.AsyncIterator[_session_pb2.TakeOverResponse]]:
         """Takes the copy of a session whose call has broken and whose slot is free again. The worker sends
-        `attached`, the deltas that the caller needs, and the past units (`kept`). After the last of these, the
-        worker deletes the copy; if the call ends before, it keeps the copy. So a caller can
-        ask several workers, read `attached` of each, and cancel all calls but the one with the highest
-        `last_sequence`. The caller then continues the session with `rebuild` in a new slot. Workers of
-        older releases do not have this method.
+        `attached`, the deltas that the caller needs, and the past units (`kept`). The caller has
+        the session with the last of these, and continues it with `rebuild` in a new slot. Until the call
+        ends, no other caller gets the copy. The caller sends `is_done` when the next worker has a copy,
+        or the session has ended; then the worker deletes its copy and ends the call. If the call ends
+        before, the worker keeps the copy for Keep.within from then on, because the caller may be lost.
+        So a caller can ask several workers, read `attached` of each, and cancel all calls but the one
+        with the highest `last_sequence`. Workers of older releases do not have this method.
 
         Errors: NOT_FOUND / UNKNOWN_SESSION when the worker has no copy of the session; PERMISSION_DENIED
         / NOT_ALLOWED when the secret or the client is wrong, or the caller is no edge;
         FAILED_PRECONDITION / SLOT_OCCUPIED when the session has its slot, so that the caller must use
-        `attach`; FAILED_PRECONDITION / COPY_STALE or NOT_READY; ABORTED / SUPERSEDED after the first
-        messages, when another caller has had the whole copy meanwhile.
+        `attach`; FAILED_PRECONDITION / COPY_STALE; FAILED_PRECONDITION / NOT_READY also when another
+        caller has the session; ABORTED / SUPERSEDED after the first messages, when another caller was
+        faster; INVALID_ARGUMENT / OUT_OF_ORDER.
         """
 
     @_abc_1.abstractmethod

@@ -34,6 +34,7 @@ class SessionCopy:
 
     - `is_ready`: units can follow, because the conversation is not being rebuilt.
     - `is_detached`: no stream has the session, since the time `broken_s`.
+    - `is_taken`: an edge has the session, which is to continue in a slot of another worker.
     - `is_deleted`: the copy is deleted or given up, and has no content.
     """
 
@@ -48,6 +49,7 @@ class SessionCopy:
         self.is_ready = True
         self.is_detached = False
         self.broken_s = 0.0
+        self.is_taken = False
         self.is_deleted = False
         self.is_paused = False
         self.received_sequence = -1
@@ -160,8 +162,8 @@ class SessionCopy:
         return self._parts(make, self.journal.unit_count)
 
     def _parts(self, make: type[Response], end: int) -> Generator[Response]:
-        begin = 0
-        self.journal.pin()
+        begin, sender = 0, object()
+        self.journal.pin(sender)
         try:
             while begin < end:
                 response = make()
@@ -173,7 +175,7 @@ class SessionCopy:
                     return
             yield make(kept=session_pb2.Kept(is_last=True))
         finally:
-            self.journal.unpin()
+            self.journal.unpin(sender)
 
     def _count(self, byte_count: int) -> None:
         self._delta_bytes += byte_count
@@ -193,8 +195,8 @@ class Copies:
     """All copies of a worker. They have a bound each, and one together.
 
     If all copies together exceed their bound, the copy that is detached for the longest time is
-    given up, and without such a copy the one that grows. `on_change` is called when a copy is made
-    or deleted, and `on_given_up` after one is given up.
+    given up, and without such a copy the one that grows. `on_change` is called when a copy is made,
+    taken or deleted, and `on_given_up` after one is given up.
     """
 
     def __init__(
@@ -214,6 +216,11 @@ class Copies:
     def count(self) -> int:
         """The number of copies."""
         return len(self._copies)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether there are sessions that only this worker has."""
+        return any(not copy.is_taken for copy in self._copies)
 
     def keep(
         self,
@@ -247,9 +254,9 @@ class Copies:
         if not allowed:
             message = "the session belongs to another client"
             raise FabricError(Reason.NOT_ALLOWED, message, field="client_sha256")
-        ready = [copy for copy in allowed if copy.is_ready]
+        ready = [copy for copy in allowed if copy.is_ready and not copy.is_taken]
         if not ready:
-            raise FabricError(Reason.NOT_READY, "the conversation is being rebuilt")
+            raise FabricError(Reason.NOT_READY, "the session continues now, here or elsewhere")
         copy = max(reversed(ready), key=lambda one: one.last_sequence)  # of equal ones the newest
         if after_sequence(attach) > copy.received_sequence:
             message = f"the copy ends with unit {copy.received_sequence}, the client has more"
@@ -297,6 +304,17 @@ class Copies:
         if copy in self._copies:  # move it to the end
             del self._copies[copy]
             self._copies[copy] = None
+
+    def take(self, copy: SessionCopy) -> None:
+        """Note that an edge has the session, which is to continue in a slot of another worker."""
+        copy.is_taken = True
+        self._on_change()
+
+    def give_back(self, copy: SessionCopy, now_s: float) -> None:
+        """Note that this edge is lost. The time of the copy begins anew."""
+        copy.is_taken = False
+        self.detach(copy, now_s)
+        self._on_change()
 
     def delete(self, copy: SessionCopy) -> None:
         """Delete a copy. Does nothing if it is deleted already."""

@@ -62,6 +62,7 @@ class KeptCalls:
         self._end = on_end
         self._running: dict[DuplexCall, RunningCall] = {}
         self._timers: dict[SessionCopy, asyncio.TimerHandle] = {}
+        self._giving = set[asyncio.Task[Any]]()  # calls whose client has a copy
         copies.on_given_up = self._on_given_up
 
     # From the servicer.
@@ -101,6 +102,8 @@ class KeptCalls:
             timer.cancel()
         self._timers.clear()
         self.copies.clear()
+        for task in self._giving:
+            task.cancel()
 
     def _call_of(self, copy: SessionCopy) -> RunningCall | None:
         """Return the call that has the slot of a session; None if the slot is free again."""
@@ -133,24 +136,53 @@ class KeptCalls:
         self._metrics.attached(AttachOutcome.ATTACHED)
         return running, Attached(connection, attach, detached_s)
 
-    async def take_over(self, context: _Context, request: session_pb2.TakeOverRequest) -> None:
-        """Send the copy of a session without a slot, then delete it."""
+    async def take_over(self, context: _Context, attach: session_pb2.Attach) -> None:
+        """Send the copy of a session without a slot; delete it when the caller needs it no more.
+
+        A caller that vanishes before may be lost with the session, so the copy is then kept.
+        """
         try:
             _check_role(context)
-            copy = self.copies.find(request.attach)
+            copy = self.copies.find(attach)
             if self._call_of(copy):
                 raise FabricError(Reason.SLOT_OCCUPIED, "the session has its slot")
             make, detached_s = session_pb2.TakeOverResponse, _detached_s(copy)
             with contextlib.closing(copy.kept(make)) as past_units:
-                for response in attach_responses(copy, request.attach, detached_s, make):
+                for response in attach_responses(copy, attach, detached_s, make):
                     await _write(context, copy, response)
                 for response in past_units:
+                    if response.kept.is_last:
+                        break
                     await _write(context, copy, response)
+            if copy.is_deleted:
+                raise superseded()
         except FabricError as error:
             self._count(error)
             raise
-        self._delete(copy)
-        self._metrics.attached(AttachOutcome.TAKEN_OVER)
+        await self._give(context, copy)
+
+    async def _give(self, context: _Context, copy: SessionCopy) -> None:
+        """Send the last message of a copy, and keep it until the caller needs it no more."""
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("a copy is given outside of a call")
+        self._giving.add(task)
+        self.copies.take(copy)
+        self._clear_timer(copy)
+        is_done = False
+        try:
+            last = session_pb2.Kept(is_last=True)
+            await context.write(session_pb2.TakeOverResponse(kept=last))
+            self._metrics.attached(AttachOutcome.TAKEN_OVER)
+            request = await context.read()
+            is_done = isinstance(request, session_pb2.TakeOverRequest) and request.is_done
+        finally:
+            self._giving.discard(task)
+            if is_done:
+                self._delete(copy)
+            elif not copy.is_deleted:
+                self.copies.give_back(copy, asyncio.get_running_loop().time())
+                self._set_timer(copy, copy.within_s, self._delete)
 
     def _count(self, error: FabricError) -> None:
         self._metrics.attached(_OUTCOMES.get(error.reason, AttachOutcome.REFUSED))
@@ -198,7 +230,7 @@ async def _write(
 ) -> None:
     """Write a part of a copy. Raises FabricError if another caller has had the whole meanwhile."""
     await context.write(response)
-    if copy.is_deleted:
+    if copy.is_deleted or copy.is_taken:
         raise superseded()
 
 

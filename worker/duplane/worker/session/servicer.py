@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -43,8 +43,9 @@ from duplane.worker.video.decoding import Videos
 _log = logging.getLogger(__name__)
 
 SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-_READ_TURN_S = 30.0  # in which the request of a chat must arrive
+_READ_REQUEST_S = 30.0  # in which the request of a chat, or for a copy, must arrive
 # Reasons why a call ends that are faults of the worker.
+Request = TypeVar("Request", session_pb2.ChatRequest, session_pb2.TakeOverRequest)
 _FAULTS = (Reason.ENGINE_FAILED, Reason.UNKNOWN)
 
 
@@ -93,11 +94,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     async def TakeOver(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - as Converse
         self,
-        request: session_pb2.TakeOverRequest,
+        request_iterator: AsyncIterator[session_pb2.TakeOverRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """Send the copy of a session whose slot is free again; see the contract."""
-        await _guarded(context, self._kept.take_over(context, request))
+        del request_iterator  # the stream is read through the context
+        await _guarded(context, self._take_over(context))
 
     async def Chat(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
         self,
@@ -120,7 +122,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 session_pb2.ConverseRequest.FromString,
                 session_pb2.ConverseResponse.SerializeToString,
             ),
-            "TakeOver": grpc.unary_stream_rpc_method_handler(
+            "TakeOver": grpc.stream_stream_rpc_method_handler(
                 self.TakeOver,
                 session_pb2.TakeOverRequest.FromString,
                 session_pb2.TakeOverResponse.SerializeToString,
@@ -267,10 +269,15 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._kept.began(running)
             await self._serve(running, context)
 
+    async def _take_over(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async with self._first_messages.reading(context):
+            first = await _read_request(context, session_pb2.TakeOverRequest)
+        await self._kept.take_over(context, first.attach)
+
     async def _chat(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with self._counting_refusals():
             async with self._first_messages.reading(context, is_chat=True) as checked:
-                request = await _read_turn(context)
+                request = await _read_request(context, session_pb2.ChatRequest)
             require_same(checked, request.lease, "lease")
             claims = self._admission.claim(
                 request.lease, time.monotonic(), is_chat=True, caller=peer_holder(context)
@@ -474,12 +481,14 @@ async def _read_first(
     return request
 
 
-async def _read_turn(context: grpc.aio.ServicerContext[Any, Any]) -> session_pb2.ChatRequest:
+async def _read_request(
+    context: grpc.aio.ServicerContext[Any, Any], kind: type[Request]
+) -> Request:
     try:
-        async with asyncio.timeout(_READ_TURN_S):
+        async with asyncio.timeout(_READ_REQUEST_S):
             request = await context.read()
     except TimeoutError:
         raise FabricError(Reason.OPEN_TIMEOUT, "the request did not arrive in time") from None
-    if not isinstance(request, session_pb2.ChatRequest):
+    if not isinstance(request, kind):
         raise FabricError(Reason.OUT_OF_ORDER, "the call ended without a request")
     return request
