@@ -89,6 +89,8 @@ export interface SessionOptions {
   silenceS?: number;
   /** Seconds before an attempt to return, counted from 0. Default: 0.25 to 4. */
   returnWaitS?: (attempt: number) => number;
+  /** The connection is lost, and the session begins to return. `onReturn` or the end follows. */
+  onLost?: () => void;
   /** The session has a new connection. */
   onReturn?: (back: Return) => void;
   onQueue?: (place: QueuePlace) => void;

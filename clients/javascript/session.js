@@ -191,6 +191,11 @@ export class DuplexSession {
 
   // --- the way back to the session ---
 
+  #lost() {
+    this.#comeBack();
+    this.#options.onLost?.();
+  }
+
   async #comeBack() {
     const lostMs = Date.now();
     let tried = 0;
@@ -293,7 +298,7 @@ export class DuplexSession {
     const socket = this.#socket;
     socket.onmessage = socket.onclose = null;
     socket.close(SILENT, "silent");
-    this.#comeBack();
+    this.#lost();
   }
 
   #flush() {
@@ -450,7 +455,7 @@ export class DuplexSession {
     if (this.#isClosing) return this.#finish(null);
     const error = this.#errorOfClose(closed);
     if (!this.#resumption?.isPossible || error instanceof RefusedError) return this.#finish(error);
-    if (!this.end && !this.#failure) this.#comeBack();
+    if (!this.end && !this.#failure) this.#lost();
   }
 
   #guard(action) {

@@ -72,10 +72,15 @@ async function next(outputs) {
 
 test("a session returns, hears every event once, and sends again what the server lacks", async () => {
   const { sockets, options } = network(begin, resume(unit(0), { ...unit(1), replayed: true }));
+  const losses = [];
   const returns = [];
   const seen = [];
   const session = new DuplexSession("ws://h:1", {
-    ...options, uplink: "float32", onReturn: (back) => returns.push(back), onEvent: (event) => seen.push(event),
+    ...options,
+    uplink: "float32",
+    onLost: () => losses.push(returns.length),
+    onReturn: (back) => returns.push(back),
+    onEvent: (event) => seen.push(event),
   });
   await session.connect();
   const outputs = session[Symbol.asyncIterator]();
@@ -92,6 +97,7 @@ test("a session returns, hears every event once, and sends again what the server
   assert.deepEqual(sounds.map(({ input }) => input.audio.length), [428, 856]); // 80 and 160 samples
   const told = returns.map(({ gapS, attempts, lostSamples, wasAsked }) => [gapS, attempts, lostSamples, wasAsked]);
   assert.deepEqual(told, [[0.5, 1, 70, false]]);
+  assert.deepEqual(losses, [0]); // before the return
   assert.ok(!JSON.stringify([seen, session.created]).includes("secret"));
   session.close();
   sockets[1].tell({ type: "session.closed", reason: "user_stop" });
@@ -100,13 +106,16 @@ test("a session returns, hears every event once, and sends again what the server
 test("a refused return ends the session, a busy server costs no attempt", async () => {
   const lost = (socket) => socket.lose();
   const { sockets, options } = network(begin, refuse("resume_busy"), lost, lost, refuse("resume_lost"));
-  const session = await new DuplexSession("ws://h:1", options).connect();
+  let lossCount = 0;
+  const session = new DuplexSession("ws://h:1", { ...options, onLost: () => (lossCount += 1) });
+  await session.connect();
   sockets[0].lose();
   await assert.rejects(session[Symbol.asyncIterator]().next(), (error) => {
     assert.ok(error instanceof ConnectionLostError);
     return error.code === "resume_lost";
   });
   assert.equal(sockets.length, 5);
+  assert.equal(lossCount, 1); // not once for each attempt
 });
 
 test("a client gives up after five attempts", async () => {
@@ -120,7 +129,9 @@ test("a client gives up after five attempts", async () => {
 test("a server that shuts down is left before its connection ends", async () => {
   const { sockets, options } = network(begin, resume(unit(0)));
   const returns = [];
-  const session = new DuplexSession("ws://h:1", { ...options, onReturn: (back) => returns.push(back) });
+  const session = new DuplexSession("ws://h:1", {
+    ...options, onLost: () => assert.fail("nothing is lost"), onReturn: (back) => returns.push(back),
+  });
   await session.connect();
   sockets[0].tell({ type: "session.go_away", within_s: 600, after_s: 0 });
   assert.equal((await next(session[Symbol.asyncIterator]())).unit, 0);
@@ -139,9 +150,12 @@ test("a session that another connection has taken ends", async () => {
 
 test("a connection on which no answer comes counts as lost", async () => {
   const { sockets, options } = network(begin, resume(unit(0)));
-  const session = await new DuplexSession("ws://h:1", { ...options, silenceS: 0.1 }).connect();
+  let lossCount = 0;
+  const onLost = () => (lossCount += 1);
+  const session = await new DuplexSession("ws://h:1", { ...options, silenceS: 0.1, onLost }).connect();
   session.send(new Float32Array(160));
   assert.equal((await next(session[Symbol.asyncIterator]())).unit, 0);
+  assert.equal(lossCount, 1);
   assert.equal(sockets[0].closedWith, 4000); // with 1000 the session would end
   session.close();
   sockets[1].tell({ type: "session.closed", reason: "user_stop" });

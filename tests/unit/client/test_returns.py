@@ -167,10 +167,15 @@ async def test_session_returns_and_every_event_comes_once(dialect: Dialect) -> N
         await end(socket)
 
     returns: list[Return] = []
+    losses: list[int] = []
     told_events: list[Any] = []
     async with served(scripted(first, second)) as server:
         session = session_at(
-            server.url, dialect=dialect, on_return=returns.append, on_event=told_events.append
+            server.url,
+            dialect=dialect,
+            on_lost=lambda: losses.append(len(returns)),
+            on_return=returns.append,
+            on_event=told_events.append,
         )
         async with session:
             outputs = [await anext(session) for _ in range(4)]
@@ -181,6 +186,7 @@ async def test_session_returns_and_every_event_comes_once(dialect: Dialect) -> N
     assert asked["token"] == "s.secret"
     assert (asked["unit"], asked["part"], asked["from_sample"]) == (0, 1, 0)
     assert [(one.gap_s, one.attempts, one.lost_samples) for one in returns] == [(0.5, 1, 70)]
+    assert losses == [0]  # before the return
     assert "secret" not in repr((session.created, told_events))
 
 
@@ -252,10 +258,15 @@ async def test_busy_server_costs_no_attempt_and_others_cost_five() -> None:
         await socket.close(1013)
 
     steps = [first, busy, *[reset] * 4, busy, reset]
-    async with served(scripted(*steps)) as server, session_at(server.url) as session:
+    losses: list[str] = []
+    async with (
+        served(scripted(*steps)) as server,
+        session_at(server.url, on_lost=lambda: losses.append("lost")) as session,
+    ):
         with pytest.raises(ConnectionLostError):
             await anext(session)
         assert len(server.paths) == len(steps)
+    assert losses == ["lost"]  # not once for each attempt
 
 
 async def test_server_that_shuts_down_is_left_before_its_connection_ends() -> None:
@@ -273,12 +284,16 @@ async def test_server_that_shuts_down_is_left_before_its_connection_ends() -> No
         await tell(socket, **unit(0))
         await end(socket)
 
+    losses: list[str] = []
     returns: list[Return] = []
     async with (
         served(scripted(first, second)) as server,
-        session_at(server.url, on_return=returns.append) as session,
+        session_at(
+            server.url, on_lost=lambda: losses.append("lost"), on_return=returns.append
+        ) as session,
     ):
         assert (await anext(session)).unit == 0
+    assert losses == []
     assert sorted(order) == ["first is closed", "second is open"]
     assert [one.was_asked for one in returns] == [True]
 

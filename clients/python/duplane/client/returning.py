@@ -81,6 +81,7 @@ class Returning:
         parse: Callable[[str | bytes], Event],
         timeout_s: float,
         wait_s: ReturnWait,
+        on_lost: Callable[[], None] | None,
         on_return: Callable[[Return], None] | None,
     ) -> None:
         self.resumption = Resumption()
@@ -88,7 +89,7 @@ class Returning:
         self.leave_s: float | None = None
         """When the client goes to another server, because this one has asked for it."""
         self._open_socket, self._parse, self._timeout_s = open_socket, parse, timeout_s
-        self._wait_s, self._on_return = wait_s, on_return
+        self._wait_s, self._on_lost, self._on_return = wait_s, on_lost, on_return
 
     @property
     def leave_wait_s(self) -> float:
@@ -104,6 +105,8 @@ class Returning:
         self.leave_s = None
         self.input.is_away = True
         lost_s = time.monotonic()
+        if self._on_lost:
+            self._on_lost()
         tried = 0
         pause_s = self._wait_s(tried)
         while True:

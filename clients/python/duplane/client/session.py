@@ -67,11 +67,12 @@ class DuplexSession:
     `connect` tries up to `attempts` times while nothing is lost by it: until the conversation has
     begun. A conversation that breaks later is lost, and the iteration raises: begin a new session.
     If it is `resumable`, and the server allows this, the iteration returns to it instead, on a new
-    connection. `on_return` is called then, and the caller notices nothing else. A connection that
-    is silent for `silence_s` then counts as broken. The last 10 s of input are kept and sent again.
-    The events that were missed come first; do not play them if the gap was longer than about 3 s. A
-    server that shuts down asks the client to go to another one, which it does by itself, also while
-    it waits in the queue. If another connection takes the session, it ends with `replaced`.
+    connection. `on_lost` is called when it begins to return, `on_return` when it has returned, and
+    the caller notices nothing else. A connection that is silent for `silence_s` then counts as
+    broken. The last 10 s of input are kept and sent again. The events that were missed come first;
+    do not play them if the gap was longer than about 3 s. A server that shuts down asks the client
+    to go to another one, which it does by itself, also while it waits in the queue. If another
+    connection takes the session, it ends with `replaced`.
 
     The callbacks run in the task that connects or iterates. Without `on_error` the iteration raises
     an InputError, too; the session goes on, so it may be iterated again.
@@ -102,6 +103,7 @@ class DuplexSession:
         resumable: bool = False,
         silence_s: float = 4.0,
         return_wait: ReturnWait = return_wait_s,
+        on_lost: Callable[[], None] | None = None,
         on_return: Callable[[Return], None] | None = None,
         on_queue: Callable[[QueuePlace], None] | None = None,
         on_error: Callable[[InputError], None] | None = None,
@@ -116,7 +118,9 @@ class DuplexSession:
             settings_event, dialect, instructions, encoded_voice, seed, options or {}
         )
         self._returning = (
-            Returning(self._opened, self._parsed, connect_timeout_s, return_wait, on_return)
+            Returning(
+                self._opened, self._parsed, connect_timeout_s, return_wait, on_lost, on_return
+            )
             if resumable
             else None
         )
