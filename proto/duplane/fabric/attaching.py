@@ -180,12 +180,11 @@ class SessionTaker:
             async def ask(address: str) -> tuple[str, _TakeOverCall, TakenSession] | None:
                 async with places:
                     channel = await stack.enter_async_context(self._to_workers.use(address))
-                    is_safe = asyncio.Event()
-                    stub = session_pb2_grpc.SessionServiceStub(channel)
-                    call = stub.TakeOver(_take_over_requests(attach, is_safe))
+                    call = session_pb2_grpc.SessionServiceStub(channel).TakeOver()
                     calls.add(call)
                     try:
                         async with asyncio.timeout(_FIRST_ANSWER_S):
+                            await _write(call, session_pb2.TakeOverRequest(attach=attach))
                             first = await call.read()
                     except TimeoutError:
                         failures[address] = FabricError(Reason.UNAVAILABLE, "the worker is silent")
@@ -196,7 +195,7 @@ class SessionTaker:
                         return None
                     if not isinstance(first, session_pb2.TakeOverResponse):
                         return None
-                    return address, call, TakenSession(first.attached, is_safe=is_safe)
+                    return address, call, TakenSession(first.attached)
 
             try:
                 answers = await asyncio.gather(*map(ask, addresses))
@@ -206,7 +205,7 @@ class SessionTaker:
                 address, call, taken = max(found, key=lambda one: one[2].attached.last_sequence)
                 await _read_copy(call, taken)
                 await held.enter_async_context(self._to_workers.use(address))
-                await held.enter_async_context(_until_safe(call, taken.is_safe))
+                await held.enter_async_context(_kept_until_safe(call, taken.is_safe))
                 calls.remove(call)
             finally:
                 for other in calls:
@@ -214,25 +213,31 @@ class SessionTaker:
             return taken
 
 
-async def _take_over_requests(
-    attach: session_pb2.Attach, is_safe: asyncio.Event
-) -> AsyncGenerator[session_pb2.TakeOverRequest]:
-    yield session_pb2.TakeOverRequest(attach=attach)
-    await is_safe.wait()
-    yield session_pb2.TakeOverRequest(is_done=True)
-
-
 @contextlib.asynccontextmanager
-async def _until_safe(call: _TakeOverCall, is_safe: asyncio.Event) -> AsyncGenerator[None]:
+async def _kept_until_safe(call: _TakeOverCall, is_safe: asyncio.Event) -> AsyncGenerator[None]:
     """Keep a call open, and with it the copy, in the body of the `with`, or until `is_safe`."""
+    telling = asyncio.create_task(_tell_safe(call, is_safe))
     try:
         yield
     finally:
         if is_safe.is_set():
-            with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-                async with asyncio.timeout(_END_S):
-                    await call.read()  # the end of the call: the worker has deleted its copy
+            await asyncio.wait({telling}, timeout=_END_S)
+        telling.cancel()
+        await asyncio.wait({telling})
         call.cancel()
+
+
+async def _tell_safe(call: _TakeOverCall, is_safe: asyncio.Event) -> None:
+    await is_safe.wait()
+    with contextlib.suppress(grpc.aio.AioRpcError):  # the worker may be lost
+        await _write(call, session_pb2.TakeOverRequest(is_done=True))
+        await call.read()  # the end of the call: the worker has deleted its copy
+
+
+async def _write(call: _TakeOverCall, request: session_pb2.TakeOverRequest) -> None:
+    """Write a request. If the call has ended, `read` tells why."""
+    with contextlib.suppress(asyncio.InvalidStateError):
+        await call.write(request)
 
 
 async def _read_copy(call: _TakeOverCall, taken: TakenSession) -> None:
