@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from duplane.client import INPUT_RATE, DuplexError, DuplexSession, Return
+from duplane.client.resuming import return_wait_s
 from duplane.tools.bench.load.plan import UNIT_S
 from duplane.tools.bench.load.sessions import ENCODED_SOUND
 from duplane.tools.bench.options import FabricBench
@@ -102,8 +103,8 @@ class Caller:
                 await asyncio.wait({reading})
 
     def _wait_s(self, attempt: int) -> float:
-        del attempt
-        return random.uniform(*self._options.return_range_s)
+        """Return how long the client is away, or waits after an attempt that has failed."""
+        return return_wait_s(attempt) if attempt else random.uniform(*self._options.return_range_s)
 
 
 async def _send(
