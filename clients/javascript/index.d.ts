@@ -135,7 +135,7 @@ export class DuplexSession implements AsyncIterable<Output> {
   /** Drop sound instead of sending it. */
   pause(): void;
   resume(): void;
-  /** End the session, or leave the queue. */
+  /** End the session, also while there is no connection, or leave the queue. */
   close(reason?: string): Promise<void>;
   [Symbol.asyncIterator](): AsyncIterator<Output>;
 }

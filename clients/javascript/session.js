@@ -18,6 +18,7 @@ const CLOSE_MS = 10_000; // until the server has confirmed a close
 const MAX_BUFFERED_BYTES = 1 << 20; // above it, sound is dropped: the newest, because it is not sent
 const MAX_WAITING = 1_000; // outputs that nobody iterates over; then the session ends
 const LOOK_MS = 500; // between two looks whether the server still answers
+const LEFT = 1000; // the close code of a client that does not return
 const SILENT = 4000; // the close code of a connection on which nothing comes any more
 const BUSY_S = 0.5; // before the next attempt, if the session changes its place just now
 const LEAVE_S = 1; // before the next attempt to leave a server that shuts down
@@ -203,7 +204,7 @@ export class DuplexSession {
       await new Promise((resolve) => {
         this.#timers.push(setTimeout(resolve, waitS * 1000));
       });
-      if (this.#isClosing || this.end || this.#failure) return;
+      if (this.#isOver) return;
       try {
         await this.#ask(lostMs, tried + 1);
         return;
@@ -222,7 +223,7 @@ export class DuplexSession {
 
   // Go to another server before this one ends; without success, try again later.
   async #leave() {
-    if (this.#isClosing || this.end || this.#failure) return;
+    if (this.#isOver) return;
     const former = this.#socket;
     try {
       await this.#ask(null, 1);
@@ -256,6 +257,11 @@ export class DuplexSession {
           try {
             const event = this.#parsed(data);
             if (event.type !== "session.resumed") return; // the server may tell a place first
+            if (this.#isOver) {
+              resolve();
+              this.#leaveFor(socket);
+              return;
+            }
             this.#use(socket);
             this.#begun(event, lostMs, beganMs, attempts);
             resolve();
@@ -267,12 +273,19 @@ export class DuplexSession {
       });
     } catch (error) {
       socket.onmessage = socket.onclose = null;
-      socket.close(SILENT);
+      socket.close(this.#isOver ? LEFT : SILENT);
       throw error;
     } finally {
       this.#input.isAsked = false;
       clearTimeout(timer);
     }
+  }
+
+  // A server that hears no end keeps the session for a client that returns.
+  #leaveFor(socket) {
+    socket.onmessage = socket.onclose = null;
+    this.#tell(socket, { type: "session.close", reason: "user_stop" });
+    socket.close(LEFT);
   }
 
   #begun(event, lostMs, beganMs, attempts) {
@@ -368,7 +381,9 @@ export class DuplexSession {
     this.#isClosing = true;
     this.#connecting?.abort(new DOMException("the session is closed", "AbortError"));
     if (!this.#isOpen()) {
+      const isAway = this.#resumption?.isPossible && !this.end && !this.#failure;
       if (this.#socket) this.#finish(null);
+      if (isAway && !this.#input.isAsked) await this.#ask(null, 1).catch(() => {});
       return;
     }
     this.#tell(this.#socket, { type: "session.close", reason });
@@ -474,7 +489,7 @@ export class DuplexSession {
       else this.end = { reason };
     }
     this.#stopTimers();
-    this.#socket.close(); // the server lingers until the client closes
+    this.#socket.close(LEFT); // the server lingers until the client closes
     this.#wake();
   }
 
@@ -508,6 +523,10 @@ export class DuplexSession {
   #tellFirst(socket, event) {
     if (socket.readyState === 1) this.#tell(socket, event());
     else socket.onopen = () => this.#tell(socket, event());
+  }
+
+  get #isOver() {
+    return this.#isClosing || this.end !== null || this.#failure !== null;
   }
 
   #isOpen() {

@@ -141,6 +141,32 @@ test("a server that shuts down is left before its connection ends", async () => 
   sockets[1].tell({ type: "session.closed", reason: "user_stop" });
 });
 
+for (const when of ["before", "during"]) {
+  test(`a session that is closed ${when} the return ends at the server, too`, async () => {
+    let answer;
+    const ask = (socket) => {
+      answer = () => resume(unit(0))(socket);
+      if (when === "before") answer();
+      else session.close(); // the server has not answered yet
+    };
+    const { sockets, options } = network(begin, ask);
+    const session = new DuplexSession("ws://h:1", {
+      ...options,
+      returnWaitS: () => (when === "before" ? 3600 : 0.001),
+      onReturn: () => assert.fail("the session is over"),
+    });
+    await session.connect();
+    const outputs = session[Symbol.asyncIterator]();
+    sockets[0].lose();
+    if (when === "before") await session.close();
+    assert.equal((await outputs.next()).done, true);
+    if (when === "during") answer();
+    assert.deepEqual(sockets[1].sent.map(({ type }) => type), ["session.resume", "session.close"]);
+    assert.equal(sockets[1].closedWith, 1000);
+    assert.equal(sockets.length, 2);
+  });
+}
+
 test("a session that another connection has taken ends", async () => {
   const { sockets, options } = network(begin);
   const session = await new DuplexSession("ws://h:1", options).connect();
