@@ -14,6 +14,7 @@ from support.paths import GOLDEN
 
 from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.vocoder.hift_stream import MelChunk
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.types import ConversationOptions
@@ -107,11 +108,13 @@ def test_flow(model: DuplexModel, slots: tuple[int, ...]) -> None:
             vocoder.encode([VocoderChunk(slot, TOKENS, is_last) for slot in slots])
 
 
+@pytest.mark.parametrize("slots", [(0,), (0, 1, 2), (1, 3)])
 @torch.inference_mode()
-def test_hift(model: DuplexModel) -> None:
+def test_hift(model: DuplexModel, slots: tuple[int, ...]) -> None:
     vocoder = model.parts.vocoder
     assert isinstance(vocoder, Vocoder)
-    hift = vocoder.stream.hift
-    mel = torch.randn(2, vocoder.limits.mel_width, 50, device="cuda:0")
+    mel = torch.randn(50, vocoder.limits.mel_width, device="cuda:0")
+    chunks = [MelChunk(slot, mel, slot == 0, False, None) for slot in slots]
     with no_waits():
-        hift(mel, hift.source(mel, None))
+        launched = [vocoder.stream.launch([chunk]) for chunk in chunks]
+    assert all(len(download.result()[0]) > 50 * 400 for download in launched)

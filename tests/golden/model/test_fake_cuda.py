@@ -192,19 +192,24 @@ def pair(speaking_checkpoint: Path) -> tuple[DuplexModel, DuplexModel]:
         return here, load(speaking_checkpoint)
 
 
+UPLOADS = {"transfer.py upload", "transfer.py refill"}
+DOWNLOADS = {"transfer.py download", "transfer.py __init__", "transfer.py result"}
+TRANSFERS = UPLOADS | DOWNLOADS
+
+
 def check_crossings(border: Border) -> None:
     """Check that only `transfer`, opening and closing move data between host and device."""
     strays = {
         f"{crossing.way.value} {crossing.operation}: {crossing.where} < {crossing.callers}"
         for crossing in border.crossings
-        if crossing.where not in ("transfer.py upload", "transfer.py download")
+        if crossing.where not in TRANSFERS
         and not {"is_clean", "prime"} & set(f"{crossing.where} {crossing.callers}".split())
     }
     assert strays == set()
     ways = {(crossing.where, crossing.way) for crossing in border.crossings}
     assert {("transfer.py upload", Way.UP), ("transfer.py download", Way.DOWN)} <= ways
-    assert ("transfer.py upload", Way.DOWN) not in ways
-    assert ("transfer.py download", Way.UP) not in ways
+    assert {way for where, way in ways if where in UPLOADS} == {Way.UP}
+    assert not {way for where, way in ways if where in DOWNLOADS} & {Way.UP}
 
 
 @pytest.mark.parametrize("play", PLAYS.values(), ids=PLAYS)
@@ -235,7 +240,7 @@ def test_the_host_waits_for_the_device_only_to_read_results(
             outputs = list(there.step(units))
             assert there.settle(slots) == []
             waits = [crossing for crossing in border.crossings if crossing.way is Way.DOWN]
-            assert {wait.where for wait in waits} <= {"transfer.py download"}
+            assert {wait.where for wait in waits} <= DOWNLOADS
             if number == 1:  # a unit that must listen needs no result from the device
                 assert waits == []
             elif all(isinstance(one, UnitOutput) and one.is_listen for one in outputs):

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
-from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
+from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 DEVICE = "cuda:0"
@@ -60,10 +60,11 @@ PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "addmv", "mv", 
 
 
 class Way(Enum):
-    """The direction of a copy: UP to the device, DOWN to the host."""
+    """The direction of a copy: UP to the device, DOWN to the host, or SENT to it without a wait."""
 
     UP = "up"
     DOWN = "down"
+    SENT = "sent"
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Border(TorchDispatchMode):
         place = given.get("device")
         goes_there = is_there if place is None else torch.device(place).type == "cuda"
         if not is_there and not goes_there:
-            return func(*args, **given)
+            return func(*args, **{key: given[key] for key in given if key != "pin_memory"})
         self._check(func, name, args, given, tensors, is_there=is_there, goes_there=goes_there)
         # Inference mode is off, because a view of an ordinary tensor must be an ordinary tensor.
         with torch.inference_mode(False), torch.no_grad():
@@ -262,7 +263,8 @@ class Border(TorchDispatchMode):
             target = _is_elsewhere(args[0]) if name != "aten::_to_copy" else goes_there
             source = _is_elsewhere(args[0] if name == "aten::_to_copy" else args[1])
             if target != source:
-                self._cross(Way.UP if target else Way.DOWN, name)
+                is_sent = name == "aten::copy_" and (*args, False)[2]
+                self._cross(Way.UP if target else Way.SENT if is_sent else Way.DOWN, name)
             return
         if name in READS and is_there:
             self._cross(Way.DOWN, name)
@@ -346,7 +348,7 @@ class CaptureError(Exception):
 
 
 class _PlayedGraph:
-    """Replaces `graphs.Graph`. A copy or a wait during capture is an error.
+    """Replaces `graph.Graph`. A copy or a wait during capture is an error.
 
     A replay calls the function again.
     """
@@ -380,7 +382,7 @@ def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str,
         (torch.cuda, "mem_get_info", lambda device=None: (memory_bytes, memory_bytes)),
         (torch.cuda, "get_device_name", lambda device=None: "played"),
         (torch, "Generator", _Generator),
-        (graphs, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
+        (graph, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
     )
 
 

@@ -22,8 +22,8 @@ CEILINGS: dict[Stage | None, tuple[int, int, int]] = {
     Stage.PREFILL: (104, 104, 104),
     Stage.DECODE: (170, 175, 185),
     Stage.TALKER: (2_700, 2_950, 2_950),
-    Stage.FLOW: (300, 360, 430),
-    Stage.HIFT: (525, 665, 700),
+    Stage.FLOW: (420, 425, 430),
+    Stage.HIFT: (560, 1_000, 1_500),  # a call launches each form of its chunks
     None: (8, 36, 260),
 }
 MOST_SCATTERED = 1.2

@@ -107,7 +107,7 @@ def load_gathering(directory: Path, slot_count: int) -> DuplexModel:
         model.parts.talker.cache.is_gathering = True
     model.parts.audio.has_buckets = True
     if isinstance(model.parts.vocoder, Vocoder):
-        model.parts.vocoder.stream.has_buckets = True
+        model.parts.vocoder.stream.has_buckets = model.parts.vocoder.is_static = True
     return model
 
 

@@ -88,8 +88,8 @@ class DuplexModel:
         """Load a checkpoint directory; raises `CheckpointError` if it cannot be used.
 
         The talker's cache keeps at most `turn_rows` rows of a turn; a longer turn continues without
-        its earlier rows. With `cuda_graphs` the steps with one row per slot are captured, on a CUDA
-        device only. `preparation` is what `load_preparer_parts` has read from the directory before.
+        its earlier rows. With `cuda_graphs`, and only on a CUDA device, the model calls `capture`.
+        `preparation` is what `load_preparer_parts` has read from the directory before.
         """
         model = cls(
             load_parts(
@@ -108,7 +108,7 @@ class DuplexModel:
 
     @torch.inference_mode()
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the steps of the LLM and the talker, before any conversation.
+        """Capture the steps of LLM and talker, and the vocoder, before any conversation.
 
         The module `llm.cuda_graphs` describes the steps. Without `is_replayed` the same steps of
         fixed sizes are called directly and not captured; this works on any device.
@@ -116,6 +116,8 @@ class DuplexModel:
         self.llm.capture(is_replayed=is_replayed)
         if self.parts.talker is not None:
             self.parts.talker.capture(is_replayed=is_replayed)
+        if self.parts.vocoder is not None and is_replayed:
+            self.parts.vocoder.capture()
 
     @property
     def parameter_count(self) -> int:

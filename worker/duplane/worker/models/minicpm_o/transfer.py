@@ -1,4 +1,4 @@
-"""Copies between host and device. Only `download` makes the host wait for the device."""
+"""Copies between host and device. Only `download` and `Download.result` make the host wait."""
 
 from __future__ import annotations
 
@@ -30,6 +30,30 @@ def upload(
     return tensor.to(device, non_blocking=True)
 
 
+def refill(target: Tensor, values: NDArray[Any]) -> None:
+    """Copy an array into a tensor of a GPU in the order of its CUDA stream, without waiting."""
+    target.copy_(torch.as_tensor(values).pin_memory(), non_blocking=True)
+
+
 def download(tensor: Tensor) -> NDArray[Any]:
     """Wait until the device has computed a tensor; return it as an array."""
     return np.asarray(tensor.cpu())
+
+
+class Download:
+    """A tensor on its way to the host. It is copied in the order of the CUDA stream."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Begin the copy. The tensor may change as soon as the device has copied it."""
+        self._here, self._is_there = tensor, None
+        if tensor.device.type == "cuda":
+            self._here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._here.copy_(tensor, non_blocking=True)
+            self._is_there = torch.cuda.Event()
+            self._is_there.record()
+
+    def result(self) -> NDArray[Any]:
+        """Wait for the copy; return it as an array."""
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        return download(self._here)

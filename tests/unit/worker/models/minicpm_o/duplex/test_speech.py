@@ -16,10 +16,11 @@ from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 class LoggedStage(SpeechStage):
     """Logs the calls of the vocoder instead of running it."""
 
-    def __init__(self, log: list[tuple[str, int]]) -> None:
+    def __init__(self, log: list[tuple[str, int]], most_rows: int) -> None:
         cache: Any = SimpleNamespace(length=lambda slot: 0)
         talker: Any = SimpleNamespace(cache=cache)
-        super().__init__(talker, SimpleNamespace())  # type: ignore[arg-type]  no vocoder is called
+        vocoder: Any = SimpleNamespace(most_rows=most_rows)
+        super().__init__(talker, vocoder)
         self._log = log
 
     def _draw_tokens(self, units: Sequence[Any], watch: Stopwatch) -> None:
@@ -38,7 +39,8 @@ class LoggedStage(SpeechStage):
         self._log += [("end of turn", unit.slot) for unit in units]
 
 
-def test_no_unit_waits_for_the_end_of_a_turn_or_a_further_chunk_of_another() -> None:
+def run(most_rows: int) -> list[tuple[str, int]]:
+    """Run four units, of which the first has two chunks; return the log."""
     log: list[tuple[str, int]] = []
     conversation = SimpleNamespace(awaits_voice=False)
     units: list[Any] = [
@@ -51,11 +53,31 @@ def test_no_unit_waits_for_the_end_of_a_turn_or_a_further_chunk_of_another() -> 
         )
         for slot, (count, is_end) in enumerate([(2, True), (1, False), (1, True), (1, False)])
     ]
-    for unit in LoggedStage(log).run(units, Stopwatch(torch.device("cpu"))):
+    for unit in LoggedStage(log, most_rows).run(units, Stopwatch(torch.device("cpu"))):
         log.append(("yield", unit.slot))
-    assert log == [
+    return log
+
+
+def test_no_unit_waits_for_the_end_of_a_turn_or_a_further_chunk_of_another() -> None:
+    assert run(most_rows=4) == [
         *(("decode", slot) for slot in range(4)),
         ("yield", 1),
+        ("yield", 2),
+        ("yield", 3),
+        ("decode", 0),
+        ("yield", 0),
+        ("end of turn", 0),
+        ("end of turn", 2),
+    ]
+
+
+def test_units_whose_chunks_do_not_fit_into_one_call_come_before_further_chunks() -> None:
+    assert run(most_rows=2) == [
+        ("decode", 0),
+        ("decode", 1),
+        ("yield", 1),
+        ("decode", 2),
+        ("decode", 3),
         ("yield", 2),
         ("yield", 3),
         ("decode", 0),

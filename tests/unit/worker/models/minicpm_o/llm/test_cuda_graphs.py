@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.llm.decoder import DecoderConfig
 
@@ -28,7 +29,7 @@ CONFIG = DecoderConfig(
 def test_a_check_that_raises_leaves_no_rows_in_its_slots(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(graphs, "Graph", lambda call, pool: SimpleNamespace(pool=None, replay=call))
+    monkeypatch.setattr(graph, "Graph", lambda call, pool: SimpleNamespace(pool=None, replay=call))
     cache = CONFIG.cache(2, 16, torch.device("cpu"), torch.float32)
 
     def check(step: object, run: object, width: int, length: int) -> float:

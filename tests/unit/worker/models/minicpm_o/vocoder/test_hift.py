@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from duplane.worker.models.minicpm_o.vocoder import hift_stream
+from duplane.worker.models.minicpm_o.transfer import Download
 from duplane.worker.models.minicpm_o.vocoder.files import load_hift
 from duplane.worker.models.minicpm_o.vocoder.hift import same_conv
 from duplane.worker.models.minicpm_o.vocoder.hift_stream import HiFTStream, MelChunk
@@ -64,7 +64,7 @@ def test_the_generator_never_reads_a_value_on_the_host() -> None:
 
 
 @torch.inference_mode()
-def test_the_inverse_transform_equals_that_of_torch() -> None:
+def test_the_inverse_transform_equals_that_wait() -> None:
     hift = load_hift(GOLDEN / "token2wav", device=CPU)
     hift.prepare()
     x = torch.randn(3, hift.config.n_fft + 2, 50) * 0.3
@@ -93,15 +93,16 @@ def test_all_groups_of_a_batch_are_launched_before_the_host_waits(
     stream = HiFTStream(load_hift(GOLDEN / "token2wav", device=CPU), 3, CPU)
     calls: list[str] = []
 
-    def download(tensor: Tensor) -> Any:
+    def result(download: Download) -> Any:
         calls.append("download")
-        return tensor.numpy()
+        return wait(download)
 
     def generate(mel: Tensor, *rest: Any) -> Tensor:
         calls.append("launch")
         return torch.zeros(len(mel), mel.shape[2] * 480)
 
-    monkeypatch.setattr(hift_stream, "download", download)
+    wait = Download.result
+    monkeypatch.setattr(Download, "result", result)
     monkeypatch.setattr(stream.hift, "forward", generate)
     lengths = (10, 20, 10)
     chunks = [

@@ -85,8 +85,8 @@ def test_chunks_that_are_repeated_leave_the_state_of_chunks_that_were_decoded(
     vocoder.start_turn(1)
     for number, part in enumerate(parts):
         vocoder.repeat(VocoderChunk(1, part, is_last=False), is_recent=number >= len(parts) - 2)
-    for tensor in vocoder.stream.tensors:
-        assert torch.equal(tensor[0], tensor[1])
+    for one, other in zip(vocoder.stream.state(0), vocoder.stream.state(1), strict=True):
+        assert torch.equal(one, other)
     first, second = (
         vocoder.decode([VocoderChunk(slot, speech(28, 9), is_last=False)]) for slot in (0, 1)
     )
@@ -161,10 +161,10 @@ def test_moves_of_many_frames_are_done_in_parts(
     chunks = [VocoderChunk(slot, speech(28, slot), is_last=False) for slot in range(SLOTS)]
     counts: list[int] = []
 
-    def counted(cache: torch.Tensor, moves: torch.Tensor) -> None:
+    def counted(cache: torch.Tensor, *moves: torch.Tensor) -> None:
         if cache is vocoder.live.estimator_attention:
-            counts.append(moves.shape[1])
-        move_columns(cache, moves)
+            counts.append(moves[1].numel())
+        move_columns(cache, *moves)
 
     monkeypatch.setattr("duplane.worker.models.minicpm_o.vocoder.flow.move_columns", counted)
     vocoder.encode(chunks)

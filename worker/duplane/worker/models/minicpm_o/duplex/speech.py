@@ -59,12 +59,14 @@ class SpeechStage:
         watch.lap("talker")
         pending: list[RunningUnit] = list(units)
         while pending:
-            decoding = [unit for unit in pending if unit.chunks]
+            decoding = [unit for unit in pending if unit.chunks][: self._vocoder.most_rows]
             run_stage("flow", decoding, self._encode_chunks)
             run_stage("HiFT", decoding, self._decode_chunks)
             watch.lap("vocoder")
             yield from (unit for unit in pending if unit.failure or not unit.chunks)
-            pending = [unit for unit in pending if not unit.failure and unit.chunks]
+            taken = {unit.slot for unit in decoding}
+            waiting = [unit for unit in pending if unit.slot not in taken]
+            pending = [unit for unit in (*waiting, *decoding) if not unit.failure and unit.chunks]
         run_stage("turn", [unit for unit in units if unit.state.end_of_turn], self.end_turns)
 
     def _draw_tokens(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.llm.kv_cache import Group, KVCache, Rows, causal_mask
 from duplane.worker.models.minicpm_o.proof import TOLERANCES, Proofs
 from duplane.worker.models.minicpm_o.transfer import upload
@@ -89,30 +90,6 @@ class StaticStep(Protocol):
 S = TypeVar("S", bound=StaticStep)
 
 
-class Graph:
-    """A call on a CUDA device, captured once and replayed."""
-
-    def __init__(self, call: Callable[[], None], pool: Any = None) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries must allocate their workspaces before the capture
-            call()
-            call()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            call()
-
-    @property
-    def pool(self) -> Any:
-        """The memory of intermediate results. Graphs that never run concurrently may share it."""
-        return self._graph.pool()
-
-    def replay(self) -> None:
-        """Run the captured call on the current values of its tensors."""
-        self._graph.replay()
-
-
 class StepGraphs(Generic[S]):
     """The captured steps of one decoder, keyed by number of slots and bound on context length."""
 
@@ -142,8 +119,8 @@ class StepGraphs(Generic[S]):
 
             def capture_and_check(step: S = step, size: tuple[int, int] = size) -> float:
                 nonlocal pool, run
-                graph = Graph(step.run, pool)
-                pool, run = graph.pool, graph.replay
+                captured = graph.Graph(step.run, pool)
+                pool, run = captured.pool, captured.replay
                 return check(step, run, *size)
 
             name = f"{size[0]} slots x {size[1]} rows"

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from duplane.worker.models.minicpm_o.blocks.block import Numbers
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, section
 from duplane.worker.models.minicpm_o.layers import embedding
-from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.vocoder.conformer import (
     ConformerConfig,
     TimeConv1d,
@@ -29,19 +29,22 @@ from duplane.worker.models.minicpm_o.vocoder.flow_cache import (
     CacheShape,
     FlowBatch,
     FlowCaches,
-    IntArray,
-    Row,
+    FlowForm,
+    FlowNumbers,
+    Moves,
     batch_of,
     estimator_moves,
     frame_moves,
     move_columns,
-    slot_index,
     token_moves,
 )
 
 MOVED_COLUMNS = 128
 """Maximum number of columns of the estimator's caches that are moved in one step. It bounds the
 temporary copy."""
+AllMoves = tuple[Moves, Moves, Moves]
+"""The moves in the caches of tokens, of frames and of the estimator."""
+NO_MOVES = Moves(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,25 @@ class TurnFrames:
 
 @dataclass(frozen=True)
 class FlowChunk:
-    """One chunk of a slot's tokens. All chunks of a turn but the last have a lookahead."""
+    """One chunk of a slot's tokens. All chunks of a turn but the last have a lookahead.
+
+    After a prompt no frames move within the caches: they stay where `FlowCaches.copy_slot` reads.
+    """
 
     slot: int
     frames: TurnFrames
     tokens: Sequence[int]
     is_last: bool
+    is_prompt: bool = False
+
+
+@dataclass(frozen=True)
+class FlowPlan:
+    """A launch: its form, its numbers, and the columns of the estimator after each chunk."""
+
+    form: FlowForm
+    numbers: Numbers
+    columns: Sequence[list[int]]
 
 
 def cosine_schedule(steps: int) -> tuple[list[float], list[float]]:
@@ -184,71 +200,106 @@ class Flow(nn.Module):
         """
         return token_count if is_last else token_count - self.lookahead
 
+    def plan(
+        self, chunks: Sequence[FlowChunk], caches: FlowCaches, padded: FlowForm | None = None
+    ) -> FlowPlan:
+        """Plan a launch with one chunk per slot, slots ascending.
+
+        Without `padded`, the form has the sizes of the longest chunk and the longest cache. If
+        `padded` has more rows than there are chunks, the others repeat the first row.
+        """
+        kept = [self._kept(chunk, caches) for chunk in chunks]
+        rows = [
+            (
+                chunk.slot,
+                len(chunk.frames.columns),
+                self.encoded(len(chunk.tokens), chunk.is_last),
+                len(chunk.tokens),
+            )
+            for chunk in chunks
+        ]
+        moves = [found for _, found in kept]
+        form = padded or self._form(rows, moves)
+        width = form.tokens + self.lookahead
+        numbers = [
+            np.concatenate(
+                (
+                    row,
+                    chunk.tokens,
+                    np.zeros(width - len(chunk.tokens), np.int64),
+                    *(each.padded(size) for each, size in zip(found, form.moved, strict=True)),
+                )
+            )
+            for chunk, row, found in zip(chunks, rows, moves, strict=True)
+        ]
+        numbers += numbers[:1] * (form.rows - len(chunks))
+        return FlowPlan(form, np.stack(numbers), [columns for columns, _ in kept])
+
+    def _kept(self, chunk: FlowChunk, caches: FlowCaches) -> tuple[list[int], AllMoves]:
+        """Return the estimator's columns after a chunk, and the moves in the three caches."""
+        frames, stride, capacity = chunk.frames, self.stride, caches.capacity
+        if chunk.is_last or chunk.is_prompt:
+            return frames.columns, (NO_MOVES, NO_MOVES, NO_MOVES)
+        cached, prompt = len(frames.columns), frames.prompt
+        tokens = self.encoded(len(chunk.tokens), chunk.is_last)
+        new = tokens * stride
+        columns, by_estimator = estimator_moves(frames.columns, new, prompt, capacity)
+        by_token = token_moves(cached // stride, tokens, prompt, caches.token_capacity, stride)
+        return columns, (by_token, frame_moves(cached, new, prompt, capacity), by_estimator)
+
+    def _form(self, rows: Sequence[Sequence[int]], moves: Sequence[AllMoves]) -> FlowForm:
+        """Return the form with the sizes of the longest rows, which begin as in `FlowNumbers`."""
+        slots, cached, new, counts = zip(*rows, strict=True)
+        by_token, by_frame, by_estimator = (
+            max(len(each[kind].source) for each in moves) for kind in range(3)
+        )
+        is_neighbours = list(slots) == list(range(slots[0], slots[0] + len(slots)))
+        return FlowForm(
+            rows=len(rows),
+            tokens=max(new),
+            cached=max(cached),
+            moved=(by_token, by_frame, by_estimator),
+            first_slot=slots[0] if is_neighbours else None,
+            is_padded=len(set(zip(cached, new, strict=True))) > 1,
+            is_short=any(count != max(new) + self.lookahead for count in counts),
+        )
+
     def forward(
         self,
-        chunks: Sequence[FlowChunk],
+        form: FlowForm,
+        numbers: Tensor,
         caches: FlowCaches,
         noise: Tensor,
-        mel: Tensor | None,
-        padded: int = 0,
+        mel: Tensor | None = None,
     ) -> Tensor:
-        """Map one chunk per slot, slots ascending, to mel `[batch, frames, mel]`.
+        """Map a chunk of each slot to mel `[rows, frames, mel]`, and keep the next one's state.
 
+        - `numbers`: those of a plan. A row has `new * stride` valid frames.
         - `noise` `[columns, mel]`: a chunk begins at the column that is the number of its cached
           frames.
-        - `mel` `[batch, frames, mel]`: the known mel of a prompt, or None.
-        - `padded`: the tokens of each row after padding. 0 means the tokens of the longest row. A
-          row has `encoded * stride` valid frames.
+        - `mel` `[rows, frames, mel]`: the known mel of a prompt, or None.
 
-        The caches hold the new frames behind their capacity until `retain` is called.
+        The frames that the next chunk needs are moved within `caches` at the end, so the call can
+        be repeated if it fails.
         """
-        rows = [
-            Row(
-                c.slot, len(c.frames.columns), len(c.tokens), self.encoded(len(c.tokens), c.is_last)
-            )
-            for c in chunks
-        ]
-        batch = batch_of(rows, caches, self.lookahead, padded)
-        width = (padded or max(row.new for row in rows)) + self.lookahead
-        tokens = np.zeros((len(rows), width), np.int64)
-        for row, chunk in zip(tokens, chunks, strict=True):
-            row[: len(chunk.tokens)] = chunk.tokens
-        device = noise.device
-        embedded = self.input_embedding(upload(tokens, device))
+        given = FlowNumbers.of(numbers, form, self.lookahead)
+        batch = batch_of(form, given, caches)
+        embedded = self.input_embedding(given.tokens)
         mu = self.encoder_proj(self.encoder(embedded, batch))
         speaker = caches.speaker[batch.slots][:, None].expand_as(mu)
         known = torch.zeros_like(mu) if mel is None else mel
-        starts = upload([row.cached for row in rows], device)
-        columns = starts[:, None] + torch.arange(mu.shape[1], device=device)
+        columns = given.cached + torch.arange(mu.shape[1], device=noise.device)
         drawn = noise[columns.clamp_(max=len(noise) - 1)]
-        return self.decoder(drawn, torch.cat((mu, speaker, known), -1), batch)
-
-    def retain(self, chunks: Sequence[FlowChunk], caches: FlowCaches) -> None:
-        """Keep the frames that each slot's next chunk needs: move them within `caches`."""
-        moves: tuple[list[IntArray], ...] = ([], [], [])
-        listed: list[list[int]] = []
-        for chunk in chunks:
-            frames = chunk.frames
-            stride = self.stride
-            cached = len(frames.columns)
-            prompt = frames.prompt
-            tokens = self.encoded(len(chunk.tokens), chunk.is_last)
-            new = tokens * stride
-            capacity = caches.capacity
-            by_token = token_moves(cached // stride, tokens, prompt, caches.token_capacity, stride)
-            by_frame = frame_moves(cached, new, prompt, capacity)
-            columns, by_estimator = estimator_moves(frames.columns, new, prompt, capacity)
-            listed.append(columns)
-            for found, of_cache in zip((by_token, by_frame, by_estimator), moves, strict=True):
-                of_cache.append(found.of_slot(chunk.slot))
-        device = caches.speaker.device
-        sent = [upload(np.concatenate(of_cache, 1), device) for of_cache in moves]
-        move_columns(caches.token_attention, sent[0])
-        move_columns(caches.frame_attention, sent[1])
+        result = self.decoder(drawn, torch.cat((mu, speaker, known), -1), batch)
+        by_tokens, by_frames, (sources, targets) = given.moves
+        move_columns(caches.token_attention, given.slots, *by_tokens)
+        move_columns(caches.frame_attention, given.slots, *by_frames)
         # No target column of the estimator is also a source, so the moves can be done in parts.
-        for start in range(0, sent[2].shape[1], MOVED_COLUMNS):
-            part = sent[2][:, start : start + MOVED_COLUMNS]
-            move_columns(caches.estimator_attention, part)
-        caches.keep_tails(slot_index([chunk.slot for chunk in chunks], device))
-        for chunk, columns in zip(chunks, listed, strict=True):
-            chunk.frames.columns = columns
+        share = max(1, MOVED_COLUMNS // form.rows)
+        for start in range(0, sources.shape[1], share):
+            part = slice(start, start + share)
+            move_columns(
+                caches.estimator_attention, given.slots, sources[:, part], targets[:, part]
+            )
+        caches.keep_tails(batch.slots)
+        return result

@@ -17,23 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.transfer import upload
-
 RECENT_FRAMES = 100
 
 IntArray = NDArray[np.int64]
 SlotIndex = slice | Tensor
-
-
-def slot_index(slots: Sequence[int], device: torch.device) -> SlotIndex:
-    """Return an index of the slot dimension.
-
-    For consecutive slots it is a slice, which selects a view; otherwise a tensor, which selects a
-    copy.
-    """
-    if list(slots) == list(range(slots[0], slots[0] + len(slots))):
-        return slice(slots[0], slots[0] + len(slots))
-    return upload(slots, device)
 
 
 @dataclass(frozen=True)
@@ -180,46 +167,79 @@ class FlowBatch:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The sizes of one slot's chunk: `cached` frames, `tokens`, and `new` tokens to decode."""
+class FlowForm:
+    """What is fixed in a launch of the flow model; all sizes are those after padding.
 
-    slot: int
-    cached: int
-    tokens: int
-    new: int
-
-
-def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int, padded: int = 0) -> FlowBatch:
-    """Return the batch of these rows, whose slots must be ascending.
-
-    If `padded` is not 0, the rows are padded to this number of new tokens.
+    - `rows`: the number of chunks. `tokens`: the new tokens of each.
+    - `cached`: the number of cached frames that are read.
+    - `moved`: how many columns of the caches of tokens, frames and estimator move in each row.
+    - `first_slot`: set if the slots are consecutive. So the caches are read in place.
+    - `is_padded`: rows may have fewer cached frames or new tokens.
+    - `is_short`: rows may have fewer tokens than `tokens` and the lookahead.
     """
-    device = caches.speaker.device
-    stride = caches.stride
-    slots = slot_index([row.slot for row in rows], device)
-    cached, new = max(row.cached for row in rows), padded or max(row.new for row in rows)
-    is_ragged = padded > 0 or any((row.cached, row.new) != (cached, new) for row in rows)
-    ends = upload([row.new for row in rows], device) if is_ragged else None
+
+    rows: int
+    tokens: int
+    cached: int
+    moved: tuple[int, int, int] = (0, 0, 0)
+    first_slot: int | None = None
+    is_padded: bool = True
+    is_short: bool = True
+
+
+@dataclass(frozen=True)
+class FlowNumbers:
+    """The numbers of a launch, int64, in this order; each has a row for each chunk.
+
+    - `slots`, `cached`, `new` and `counts` `[rows, 1]`: the slot, the number of its cached frames,
+      of its new tokens, and of its tokens with the lookahead.
+    - `tokens` `[rows, tokens + lookahead]`.
+    - `moves`: source and target columns `[rows, moved]` of each of the three kinds of caches.
+    """
+
+    slots: Tensor
+    cached: Tensor
+    new: Tensor
+    counts: Tensor
+    tokens: Tensor
+    moves: Sequence[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, numbers: Tensor, form: FlowForm, lookahead: int) -> FlowNumbers:
+        """Split the columns of `numbers`."""
+        moved = [size for size in form.moved for _ in range(2)]
+        sizes = [1, 1, 1, 1, form.tokens + lookahead, *moved]
+        split: list[Tensor] = list(torch.split(numbers, sizes, 1))
+        slots, cached, new, counts, tokens, *ends = split
+        moves = list(zip(ends[::2], ends[1::2], strict=True))
+        return cls(slots, cached, new, counts, tokens, moves)
+
+
+def batch_of(form: FlowForm, numbers: FlowNumbers, caches: FlowCaches) -> FlowBatch:
+    """Return the batch of a launch. Its slots must be ascending if they are read in place."""
+    device, stride, cached = caches.speaker.device, caches.stride, form.cached
+    slots: SlotIndex = numbers.slots[:, 0]
+    if form.first_slot is not None:
+        slots = slice(form.first_slot, form.first_slot + form.rows)
 
     def window(cache: Tensor, capacity: int, scale: int) -> CacheWindow:
-        width = new * stride // scale
+        width = form.tokens * stride // scale
         return CacheWindow(cache, slots, capacity=capacity, cached=cached // scale, new=width)
 
     def mask(scale: int) -> Tensor | None:
-        if not is_ragged:
+        if not form.is_padded:
             return None
-        starts = upload([(cached - row.cached) // scale for row in rows], device)
-        stops = upload([(cached + row.new * stride) // scale for row in rows], device)
-        columns = torch.arange((cached + new * stride) // scale, device=device)
-        outside = (columns < starts[:, None]) | (columns >= stops[:, None])
+        starts = (cached - numbers.cached) // scale
+        stops = (cached + numbers.new * stride) // scale
+        columns = torch.arange((cached + form.tokens * stride) // scale, device=device)
+        outside = (columns < starts) | (columns >= stops)
         values = torch.zeros(outside.shape, device=device).masked_fill_(outside, -math.inf)
         return values[:, None, None]
 
     beyond = None
-    width = new + lookahead
-    if any(row.tokens != width for row in rows):
-        counts = upload([row.tokens for row in rows], device)
-        beyond = torch.arange(width, device=device) >= counts[:, None]
+    if form.is_short:
+        beyond = torch.arange(numbers.tokens.shape[1], device=device) >= numbers.counts
+    ends = numbers.new[:, 0] if form.is_padded else None
     return FlowBatch(
         caches=caches,
         slots=slots,
@@ -234,12 +254,11 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int, padded: in
     )
 
 
-def move_columns(cache: Tensor, moves: Tensor) -> None:
+def move_columns(cache: Tensor, slots: Tensor, sources: Tensor, targets: Tensor) -> None:
     """Copy columns of an attention cache. All columns are read before the first is written.
 
-    `moves` are int64 `[3, count]`: slot, source column, target column.
+    `slots` `[rows, 1]`, `sources` and `targets` `[rows, count]` are int64.
     """
-    slots, sources, targets = moves.unbind()
     columns = cache.movedim(-2, 1)
     columns[slots, targets] = columns[slots, sources]
 
@@ -251,9 +270,13 @@ class Moves:
     source: IntArray
     target: IntArray
 
-    def of_slot(self, slot: int) -> IntArray:
-        """Return these moves as `move_columns` expects them, `[3, count]`, for one slot."""
-        return np.stack((np.full_like(self.source, slot), self.source, self.target))
+    def padded(self, count: int) -> IntArray:
+        """Return sources and targets `[2 * count]`; the first move is repeated, or column 0."""
+        ends = np.zeros((2, count), np.int64)
+        if len(self.source):
+            ends[:] = [[self.source[0]], [self.target[0]]]
+        ends[:, : len(self.source)] = self.source, self.target
+        return ends.ravel()
 
 
 def kept_length(length: int, prompt: int) -> int:

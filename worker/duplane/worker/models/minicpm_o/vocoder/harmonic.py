@@ -345,6 +345,14 @@ class HarmonicVocoder:
             self.network(frames.to(self.device), self._phases.new_zeros(count), noise)
 
     @property
+    def most_rows(self) -> int:
+        """The maximum number of chunks in one call of `encode`: one of each slot."""
+        return len(self._turns)
+
+    def capture(self) -> None:
+        """Do nothing: its few launches are not captured."""
+
+    @property
     def _most_frames(self) -> int:
         """The number of frames of the longest chunk, with its context and its lookahead."""
         tokens = CONTEXT_TOKENS + self.limits.max_chunk_tokens + self.lookahead

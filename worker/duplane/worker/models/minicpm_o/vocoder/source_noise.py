@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-
-from duplane.worker.models.minicpm_o.transfer import upload
 
 _BITS = 16  # of a hash that choose a value in the table
 _WORD = (1 << 32) - 1
@@ -43,6 +40,11 @@ class NoiseCounter:
         factor, offset = int.from_bytes(key[:4]), int.from_bytes(key[4:])
         return cls(factor >> 1 | 1, offset)
 
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """What `NoiseTable.noise` needs: factor, offset and position."""
+        return self.factor, self.offset, self.position & _WORD
+
 
 class NoiseTable:
     """The values of normal noise, on a device: one for each number of 16 bits."""
@@ -53,10 +55,9 @@ class NoiseTable:
         values = cast("Tensor", cast("Any", torch.special).ndtri(shares))
         self.values = values.to(torch.float32).to(device)
 
-    def noise(self, counters: Sequence[NoiseCounter], samples: int) -> Tensor:
-        """Return the next samples [counters, samples] of each counter. No counter changes."""
-        numbers = [(each.factor, each.offset, each.position & _WORD) for each in counters]
-        factor, offset, position = upload(numbers, self.values.device, torch.long).T[:, :, None]
+    def noise(self, numbers: Tensor, samples: int) -> Tensor:
+        """Return the next samples [counters, samples] of counters with `numbers` [counters, 3]."""
+        factor, offset, position = numbers.T[:, :, None]
         at = (position + torch.arange(samples, device=self.values.device)) & _WORD
         word = (at * factor + offset) & _WORD
         for shift, by in zip((16, 15), _FACTORS, strict=True):

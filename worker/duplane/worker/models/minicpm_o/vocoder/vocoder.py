@@ -16,12 +16,20 @@ import torch
 from cachetools import LRUCache
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.batch_sizes import padded_length
+from duplane.worker.models.minicpm_o.batch_sizes import padded_length, padded_size, padded_sizes
+from duplane.worker.models.minicpm_o.blocks.block import Block, Numbers
+from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.vocoder.files import load_flow, load_hift
 from duplane.worker.models.minicpm_o.vocoder.flow import Flow, FlowChunk, TurnFrames
-from duplane.worker.models.minicpm_o.vocoder.flow_cache import RECENT_FRAMES, FlowCaches
+from duplane.worker.models.minicpm_o.vocoder.flow_cache import RECENT_FRAMES, FlowCaches, FlowForm
 from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
-from duplane.worker.models.minicpm_o.vocoder.hift_stream import OVERLAP_FRAMES, HiFTStream, MelChunk
+from duplane.worker.models.minicpm_o.vocoder.hift_stream import (
+    FRAME_BUCKETS,
+    MOST_ROWS,
+    OVERLAP_FRAMES,
+    HiFTStream,
+    MelChunk,
+)
 from duplane.worker.models.minicpm_o.vocoder.source_noise import NoiseCounter
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import WINDOW_TOKENS
 from duplane.worker.models.minicpm_o.vocoder.types import (
@@ -97,6 +105,12 @@ class Vocoder:
         self._noise = _noise_table(options.noise, kept + chunk, flow.config.output_size)
         self._noise = self._noise.to(self.device)
         self._has_source_noise = options.has_source_noise
+        self.is_static = False  # whether launches of the flow model have padded sizes
+
+        def compute(form: FlowForm, numbers: Tensor) -> Tensor:
+            return self.flow(form, numbers, self.live, self._noise)
+
+        self._block = Block[FlowForm](compute, self.device)
         self._entries: LRUCache[bytes, int] = LRUCache(voices)  # index in `base` by voice
         self._free_entries = list(reversed(range(voices)))
         self._voices: list[_SlotVoice | None] = [None] * slot_count
@@ -128,6 +142,11 @@ class Vocoder:
     def has_buckets(self) -> bool:
         """Whether batches and prompts are padded to few sizes."""
         return self.stream.has_buckets
+
+    @property
+    def most_rows(self) -> int:
+        """The maximum number of chunks in one call of `encode`."""
+        return min(MOST_ROWS, self.slot_count) if self.has_buckets else self.slot_count
 
     @property
     def memory_bytes(self) -> int:
@@ -172,6 +191,42 @@ class Vocoder:
             embedding = np.zeros(limits.speaker_width, np.float32)
             self.render_mel(VocoderVoice(np.zeros(count, np.int64), mel, embedding), ())
 
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture flow and HiFT as CUDA graphs of padded sizes. All slots must be clean.
+
+        A launch of the flow model then reads the whole caches of its slots, whatever their length.
+        """
+        self.stream.capture(has_noise=self._has_source_noise)
+        self.is_static = True
+        forms = [
+            self._padded_form(rows, frames // self.flow.stride)
+            for rows in reversed(padded_sizes(self.most_rows))
+            for frames in reversed(FRAME_BUCKETS)
+        ]
+        trials = [(form, self._trial(form)) for form in forms]
+        self._block.capture("the flow model", trials, self._clear)
+
+    def _trial(self, form: FlowForm) -> list[Numbers]:
+        """Return the numbers of two launches; the second one continues the first one."""
+        turns = [TurnFrames(0, []) for _ in range(min(form.rows, self.slot_count))]
+        count = form.tokens + self.lookahead
+        found: list[Numbers] = []
+        for _ in range(2):
+            rows = [
+                FlowChunk(slot, turn, range(slot, count), is_last=False)
+                for slot, turn in enumerate(turns)
+            ]
+            plan = self.flow.plan(rows, self.live, form)
+            found.append(plan.numbers)
+            for turn, columns in zip(turns, plan.columns, strict=True):
+                turn.columns = columns
+        return found
+
+    def _clear(self) -> None:
+        for tensor in self.live.tensors:
+            tensor.zero_()
+
     def _prompt_buckets(self) -> list[int]:
         """Return the numbers of tokens to which prompts are padded, ascending."""
         most = self.limits.max_prompt_frames // self.limits.stride
@@ -187,7 +242,7 @@ class Vocoder:
         """
         self._check(chunks)
         samples: dict[int, FloatArray] = {}
-        for indices in _batches(chunks):
+        for indices in _batches(chunks, self.most_rows):
             together = [chunks[index] for index in indices]
             decoded = self.decode_mel(together, self.encode(together))
             samples.update(zip(indices, decoded, strict=True))
@@ -204,14 +259,26 @@ class Vocoder:
             FlowChunk(chunk.slot, self._turn(chunk.slot).frames, chunk.tokens, chunk.is_last)
             for chunk in (chunks[index] for index in order)
         ]
-        padded = self.flow(rows, self.live, self._noise, None)
-        if continued := [row for row in rows if not row.is_last]:
-            self.flow.retain(continued, self.live)
+        counts = [self.flow.encoded(len(row.tokens), row.is_last) for row in rows]
+        form = self._padded_form(len(rows), max(counts)) if self.is_static else None
+        plan = self.flow.plan(rows, self.live, form)
+        # The result of a captured form is overwritten by its next launch.
+        padded = self._block.stage(plan.form, plan.numbers).run()
+        padded = padded.clone() if self.is_static else padded
         mels: dict[int, Tensor] = {}
-        for index, row, mel in zip(order, rows, padded, strict=True):
-            tokens = self.flow.encoded(len(row.tokens), row.is_last)
-            mels[index] = mel[: tokens * self.flow.stride]
+        for index, row, count, columns, mel in zip(
+            order, rows, counts, plan.columns, padded, strict=False
+        ):
+            row.frames.columns = columns
+            mels[index] = mel[: count * self.flow.stride]
         return [mels[index] for index in range(len(chunks))]
+
+    def _padded_form(self, rows: int, tokens: int) -> FlowForm:
+        """Return the form of a launch whose sizes are padded; see `capture`."""
+        frames = padded_length(tokens * self.flow.stride, FRAME_BUCKETS)
+        capacity = self.live.capacity
+        moved = self.live.token_capacity, capacity, frames
+        return FlowForm(padded_size(rows), frames // self.flow.stride, capacity, moved)
 
     @torch.inference_mode()
     def decode_mel(
@@ -268,7 +335,7 @@ class Vocoder:
             self.decode_mel([chunk], [mel])
         else:
             self.skip([chunk])
-            self.stream.mel[chunk.slot] = mel[-OVERLAP_FRAMES:].T
+            self.stream.state(chunk.slot)[0].copy_(mel[-OVERLAP_FRAMES:])
 
     @torch.inference_mode()
     def render_mel(self, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:
@@ -339,9 +406,11 @@ class Vocoder:
             tensor[index] = 0
         embedding = torch.tensor(voice.speaker_embedding, device=self.device)
         self.base.speaker[index] = self.flow.speaker(embedding)
-        chunk = FlowChunk(index, TurnFrames(0, []), spoken, is_last)
-        mel = self.flow([chunk], self.base, self._noise, known, padded)[0]
-        self.base.keep_tails(slice(index, index + 1))
+        chunk = FlowChunk(index, TurnFrames(0, []), spoken, is_last, is_prompt=True)
+        form = FlowForm(1, padded, 0, first_slot=index) if padded else None
+        plan = self.flow.plan([chunk], self.base, form)
+        numbers = upload(plan.numbers, self.device)
+        mel = self.flow(plan.form, numbers, self.base, self._noise, known)[0]
         return mel[: count * self.flow.stride]
 
     def _voice(self, slot: int) -> _SlotVoice:
@@ -376,13 +445,19 @@ def _noise_table(noise: Tensor | None, columns: int, width: int) -> Tensor:
     return noise
 
 
-def _batches(chunks: Sequence[VocoderChunk]) -> list[list[int]]:
-    """Group the indices of `chunks`, in order, so that no group has a slot twice."""
+def _batches(chunks: Sequence[VocoderChunk], most: int) -> list[list[int]]:
+    """Group the indices of `chunks`, in order, so that no group has a slot twice.
+
+    A group has at most `most` chunks.
+    """
     counts: Counter[int] = Counter()
     batches: list[list[int]] = []
     for index, chunk in enumerate(chunks):
-        if counts[chunk.slot] == len(batches):
+        number = counts[chunk.slot]
+        while number < len(batches) and len(batches[number]) == most:
+            number += 1
+        if number == len(batches):
             batches.append([])
-        batches[counts[chunk.slot]].append(index)
-        counts[chunk.slot] += 1
+        batches[number].append(index)
+        counts[chunk.slot] = number + 1
     return batches
