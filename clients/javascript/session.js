@@ -230,7 +230,15 @@ export class DuplexSession {
       former.onmessage = former.onclose = null;
       former.close();
     } catch (error) {
-      if (REFUSALS.has(error.code) || former !== this.#socket) return;
+      if (this.#isOver || former !== this.#socket) return;
+      const isRefused = REFUSALS.has(error.code);
+      if (former.readyState === 3) {
+        // It has closed meanwhile.
+        if (isRefused) this.#finish(error);
+        else this.#lost();
+        return;
+      }
+      if (isRefused) return;
       this.#timers.push(setTimeout(() => this.#leave(), LEAVE_S * 1000));
     }
   }
@@ -443,7 +451,8 @@ export class DuplexSession {
   // Handle the events about the socket of a resumable session; return whether to go on.
   #isNews(event) {
     if (event.type === "session.replaced") {
-      this.#finish(null, { reason: "replaced" });
+      // A client that leaves a server is perhaps told there first that it has another socket.
+      if (!this.#input.isAsked) this.#finish(null, { reason: "replaced" });
       return false;
     }
     if (event.type === "session.go_away") {
@@ -468,6 +477,7 @@ export class DuplexSession {
 
   #closed(closed) {
     if (this.#isClosing) return this.#finish(null);
+    if (this.#input.isAsked) return; // `#leave` has asked for another socket already
     const error = this.#errorOfClose(closed);
     if (!this.#resumption?.isPossible || error instanceof RefusedError) return this.#finish(error);
     if (!this.end && !this.#failure) this.#lost();

@@ -141,6 +141,27 @@ test("a server that shuts down is left before its connection ends", async () => 
   sockets[1].tell({ type: "session.closed", reason: "user_stop" });
 });
 
+for (const isRefused of [false, true]) {
+  const end = isRefused ? "is left in vain" : "is left";
+  test(`a server that ends its connection before another one has answered ${end}`, async () => {
+    const answer = (socket) => {
+      sockets[0].tell({ type: "session.replaced" });
+      sockets[0].lose(1000);
+      (isRefused ? refuse("resume_busy") : resume(unit(0)))(socket);
+    };
+    const { sockets, options } = network(begin, answer, resume(unit(0)));
+    let lossCount = 0;
+    const onLost = () => (lossCount += 1);
+    const session = await new DuplexSession("ws://h:1", { ...options, onLost }).connect();
+    sockets[0].tell({ type: "session.go_away", within_s: 600, after_s: 0 });
+    assert.equal((await next(session[Symbol.asyncIterator]())).unit, 0);
+    assert.equal(sockets.length, isRefused ? 3 : 2);
+    assert.equal(lossCount, isRefused ? 1 : 0);
+    session.close();
+    sockets.at(-1).tell({ type: "session.closed", reason: "user_stop" });
+  });
+}
+
 for (const when of ["before", "during"]) {
   test(`a session that is closed ${when} the return ends at the server, too`, async () => {
     let answer;
