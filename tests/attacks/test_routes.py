@@ -107,7 +107,7 @@ TABLE: Mapping[tuple[str, str], tuple[Level, Scope]] = {
         ("GET", f"/pages/talk/{name}"): (P, Scope.READ)
         for name in (
             *("talk.js", "view.js", "sound.js", "sound.worklet.js", "devices.js", "settings.js"),
-            *("replay.js", "talk.css", "icon.svg"),
+            *("replay.js", "sent.js", "talk.css", "icon.svg"),
         )
     },
     **{

@@ -114,6 +114,10 @@ class Tab:
         """Return the text of the element with this id."""
         return await self.evaluate(f"document.getElementById('{element}').innerText")
 
+    async def close(self) -> None:
+        """Close the page, as a person closes its tab."""
+        await self.call("Page.close")
+
     async def click(self, element: str) -> None:
         """Click the element with this id, as a person does."""
         await self.evaluate(f"document.getElementById('{element}').click()")

@@ -118,7 +118,7 @@ async def test_lost_microphone_ends_the_conversation_with_a_sentence(chrome: Bro
 
 
 async def test_lost_connection_is_said(chrome: Browser) -> None:
-    async with live_edge(replace(Limits(), close_s=0.1)) as edge:
+    async with live_edge(replace(Limits(), close_s=0.1, resume_s=0)) as edge:
         async with FaultProxy(edge.edge.address) as proxy:
             page = await open_page(chrome, proxy.address)
             await page.talk()

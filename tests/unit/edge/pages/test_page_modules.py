@@ -1,4 +1,4 @@
-"""The modules of the operator page that know no page."""
+"""The modules of the pages that know no page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from support.time_limits import WITHIN_S
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-async def test_modules_of_the_operator_page() -> None:
+@pytest.mark.parametrize("page", ["operator", "talk"])
+async def test_modules_of_the_page(page: str) -> None:
     program = await asyncio.create_subprocess_exec(
-        *("node", "--test", str(Path(__file__).with_name("operator.test.mjs"))),
+        *("node", "--test", str(Path(__file__).with_name(f"{page}.test.mjs"))),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -6,7 +6,6 @@ import { Resampler } from "../client/sound.js";
 const INPUT_RATE = 16000;
 const OUTPUT_RATE = 24000;
 const PIECE = INPUT_RATE / 5; // samples that are sent at once: 200 ms
-const PIECE_MS = 200;
 const RESUME_MS = 3000; // a browser without a sound device never begins
 const STALL_MS = 2000;
 const MAX_LAGS = 100; // pieces that wait to be played; a piece lasts about a second
@@ -40,17 +39,6 @@ export class Delay {
     const sorted = this.#late.toSorted((a, b) => a - b);
     this.ms = Math.max(80, Math.min(600, sorted[28] + 40));
   }
-}
-
-/** Return whether the piece with this index is the last one of a unit of `unitMs`. */
-export function completesUnit(index, unitMs) {
-  const units = (count) => Math.floor((count * PIECE_MS) / unitMs);
-  return units(index + 1) > units(index);
-}
-
-/** Return the index of the piece that completes the unit with this index. */
-export function lastPieceOf(unit, unitMs) {
-  return Math.ceil(((unit + 1) * unitMs) / PIECE_MS) - 1;
 }
 
 /** Collects samples to pieces of one length. */

@@ -3,17 +3,20 @@
 import { DuplexSession } from "../client/session.js";
 import { Camera, WakeLock, openMicrophone, stop } from "./devices.js";
 import { Replay } from "./replay.js";
+import { SentSound } from "./sent.js";
 import { KeyError, Settings } from "./settings.js";
-import { Delay, Sound, completesUnit, lastPieceOf } from "./sound.js";
+import { Delay, Sound } from "./sound.js";
 import { ENDS, View, duration, milliseconds, sentenceOf } from "./view.js";
 
 const UNIT_MS = 1000; // unless the server says another duration
 const SILENT_S = 0.1; // of 200 ms without any sound of the microphone
+const MISSED_S = 3; // after a longer time without a connection, what was missed is not played
 
 const SPEAK = "Speak now.";
 const RECORDED =
   "With this key, the server records each conversation: agree to it in the page, or do not start.";
 const MOVING = "The conversation moves to another worker.";
+const AWAY = "The connection to the server is lost: the page connects again.";
 
 const view = new View();
 const settings = new Settings();
@@ -34,11 +37,12 @@ class Talk {
   #begunAt = 0;
   #ticking = 0;
   #picture = null; // for the piece that completes the next unit
-  #ends = []; // the frames at which the pieces that were sent end
+  #sent = new SentSound(UNIT_MS);
   #droppedUnits = 0;
+  #lostUnits = 0; // of the dropped ones, those that no unit in the strip shows yet
+  #back = { gapS: 0, nextSample: 0, frame: 0 }; // the newest return after a loss
   #underruns = 0;
-  #units = new Map(); // index -> what replay.units has
-  #unitMs = UNIT_MS;
+  #units = new Map(); // index -> {unit: what replay.units has, sent: the frame of its last sound}
   #serverMs = null;
   #turnMs = null; // how long the first unit of the running turn took
   #reason = "";
@@ -90,6 +94,9 @@ class Talk {
     this.#session = new DuplexSession(settings.url, {
       ...options,
       attempts: 1,
+      resumable: true,
+      onLost: () => this.#warn(AWAY, true),
+      onReturn: (back) => this.#returned(back),
       onQueue: (place) => this.#queued(place),
       onEvent: (event) => this.#event(event),
       onError: (error) => view.say(`The server refuses an input: ${error.detail}`),
@@ -149,7 +156,7 @@ class Talk {
   }
 
   #event(event) {
-    if (event.type === "session.queue_done") {
+    if (event.type === "session.queue_done" && !this.hasBegun) {
       this.#begunAt = performance.now();
       this.#show("opening", "The model prepares itself.");
     }
@@ -157,7 +164,8 @@ class Talk {
     // A key can demand recording, whatever the person has chosen. No sound is sent yet.
     if (event.recording && !settings.hasConsent) this.leave(RECORDED);
     else if (event.recording) view.advise("The server records this conversation.");
-    if (event.unit_s) this.#unitMs = event.unit_s * 1000;
+    if (event.unit_s) this.#sent.unitMs = event.unit_s * 1000;
+    if (event.type === "session.resumed") this.#back.nextSample = event.next_sample;
     const { metrics, cost_all_ms: cost } = event;
     this.#serverMs = metrics?.wall_clock_ms ?? cost ?? null;
   }
@@ -173,28 +181,22 @@ class Talk {
       if (count > 0) view.facts({ "not sent": `${count} × 200 ms: the network is slow` });
       return;
     }
-    this.#ends.push(end);
+    this.#sent.add(end);
     this.#replay.addSpoken(sound, end);
   }
 
   // The picture of a unit goes with the piece that completes it. It is made one piece earlier.
   #pictures() {
     if (!settings.hasCamera) return [];
-    const index = this.#ends.length;
-    if (completesUnit(index + 1, this.#unitMs)) {
+    if (this.#sent.completesUnit(1)) {
       this.#camera.picture().then((picture) => {
         this.#picture = picture;
       });
     }
-    if (!completesUnit(index, this.#unitMs) || !this.#picture) return [];
+    if (!this.#sent.completesUnit() || !this.#picture) return [];
     const pictures = [this.#picture];
     this.#picture = null;
     return pictures;
-  }
-
-  // The frame at which the piece ended that completed a unit; undefined if it was not sent yet.
-  #sentAt(index) {
-    return this.#ends[lastPieceOf(index + this.#droppedUnits, this.#unitMs)];
   }
 
   interrupt() {
@@ -224,10 +226,18 @@ class Talk {
 
   // --- what the model does ---
 
+  #returned({ gapS, lostSamples }) {
+    const { nextSample } = this.#back;
+    this.#back = { gapS, nextSample, frame: this.#sound.frame };
+    this.#lostUnits += this.#sent.lose(nextSample - lostSamples, lostSamples);
+    this.#warn(AWAY, false);
+  }
+
   #take(output) {
     if (!this.#units.has(output.index)) this.#addUnit(output);
     if (output.text) view.words(output.text);
-    if (output.audio.length > 0) {
+    if (output.replayed && this.#back.gapS >= MISSED_S) this.#sound.end(); // else the page is behind
+    else if (output.audio.length > 0) {
       this.#replay.addAnswer(output.index, output.audio);
       this.#sound.play(output.index, output.audio, this.#delay.ms);
     }
@@ -236,24 +246,29 @@ class Talk {
     if (output.contextTokens) view.facts({ "context tokens": output.contextTokens });
   }
 
-  #addUnit({ index, speaks, droppedUnits }) {
+  #addUnit({ index, speaks, replayed, droppedUnits: dropped }) {
+    this.#sent.drop(dropped);
+    const lost = replayed ? 0 : this.#lostUnits;
+    this.#lostUnits -= lost;
+    const droppedUnits = dropped + lost;
     this.#droppedUnits += droppedUnits;
-    const sent = this.#sentAt(index);
+    const sent = this.#sent.endOf(index);
     const latencyMs = sent === undefined ? null : this.#ms(this.#sound.frame - sent);
     const unit = {
       index,
       speaks,
       latencyMs,
-      isLate: latencyMs > this.#unitMs,
+      isLate: latencyMs > this.#sent.unitMs,
       serverMs: this.#serverMs,
       heardMs: null,
       droppedUnits,
       hasMoved: this.#warnings.has(MOVING),
     };
     this.#warn(MOVING, false);
-    this.#units.set(index, unit);
+    this.#units.set(index, { unit, sent });
     this.#replay.units.push(unit);
-    if (speaks && latencyMs !== null) {
+    // The time without a connection says nothing about how evenly units come.
+    if (speaks && sent > this.#back.frame) {
       if (this.#turnMs === null) this.#turnMs = latencyMs;
       else this.#delay.add(latencyMs, this.#turnMs);
     }
@@ -268,9 +283,8 @@ class Talk {
 
   #heard(id, frame) {
     this.#replay.heard(id, frame);
-    const unit = this.#units.get(id);
-    const sent = this.#sentAt(id);
-    if (!unit || sent === undefined) return;
+    const { unit, sent } = this.#units.get(id) ?? {};
+    if (sent === undefined) return;
     unit.heardMs = this.#ms(frame - sent) + (this.#sound.outputMs ?? 0);
     view.unit(unit);
     view.facts({ "heard after": milliseconds(unit.heardMs) });

@@ -167,6 +167,16 @@ export const ENDS = {
   stopped: "The conversation is over.",
   timeout: "The time of this conversation is used up.",
   context_full: "The model's memory of this conversation is full.",
+  replaced: "Another connection has taken this conversation over.",
+};
+
+const LOST = "The connection to the server is lost, and the conversation with it.";
+/** What the page says when it does not get its conversation back, by the server's code. */
+const NOT_RESUMED = {
+  resume_lost: "The connection was lost, and the server does not have the conversation any more.",
+  resume_expired: "The connection was lost for too long: the server has ended the conversation.",
+  resume_refused: "The connection was lost, and the server refuses to continue the conversation.",
+  resume_stale: "The connection was lost, and the server lacks the last part of the conversation.",
 };
 
 /** Return what the page says about an error. `state` is where it happened. */
@@ -176,7 +186,7 @@ export function sentenceOf(error, state) {
   if (error instanceof RefusedError) return `The server refuses this conversation: ${error.detail}`;
   if (error instanceof ConnectionLostError) {
     return state === "talking"
-      ? "The connection to the server is lost, and the conversation with it."
+      ? (NOT_RESUMED[error.code] ?? LOST)
       : "The server cannot be reached, or it refuses this page or its key.";
   }
   if (error instanceof ServerError) {
