@@ -94,10 +94,9 @@ _HELD_OUT_THINGS = (
     *("needle", "ribbon", "saddle", "tunnel", "lemon", "ticket", "airport", "hotel", "office"),
 )
 
-HELD_OUT_PAIRS = ((1, 6), (2, 5), (2, 9), (3, 7), (4, 8), (5, 9), (6, 6))
-"""Sums of these numbers, in both orders, are for the evaluation only."""
 HELD_OUT_REMAINDER, REMAINDERS = 3, 7
-"""Two or three digits to repeat are for the evaluation only if their sum has this remainder."""
+"""Two or three digits to repeat are for the evaluation only if their sum has this remainder; so are
+sums to refuse, by the sum of the places of their numbers."""
 
 
 @dataclass(frozen=True)
@@ -167,34 +166,40 @@ draws are sentences outside the domain."""
 
 
 def is_held_out(exchange: Exchange) -> bool | None:
-    """Return whether a sum, or digits to repeat, are for the evaluation only.
+    """Return whether digits to repeat are for the evaluation only.
 
-    The result is None for everything that both training and evaluation may use: the evaluation
-    cannot show whether the model knows these answers by heart.
+    The result is None for everything that both training and evaluation may use. The model knows
+    these answers by heart, sums too.
     """
     words = exchange.answer.split()
-    if exchange.kind == "add":
-        first, second = DIGITS.index(words[0]), DIGITS.index(words[2])
-        return (first, second) in HELD_OUT_PAIRS or (second, first) in HELD_OUT_PAIRS
     if exchange.kind == "repeat" and len(words) > 1:
         return sum(DIGITS.index(word) for word in words) % REMAINDERS == HELD_OUT_REMAINDER
     return None
 
 
+def _large_sum(chance: Random, *, held_out: bool) -> str:
+    """Draw a sum with a number above nine."""
+    small, large = NUMBERS[1:], NUMBERS[10:] + _OTHER_NUMBERS
+    while True:
+        numbers = [chance.choice(large), chance.choice(small)]
+        place = large.index(numbers[0]) + small.index(numbers[1])
+        if (place % REMAINDERS == HELD_OUT_REMAINDER) == held_out:
+            chance.shuffle(numbers)
+            return f"{numbers[0]} plus {numbers[1]}"
+
+
 def draw_near(chance: Random, *, held_out: bool = False) -> Exchange:
     """Draw a question that the model refuses, though it resembles questions of the domain.
 
-    With `held_out`, the things whose colour is asked do not occur in training. Numbers are the same
-    in both.
+    With `held_out`, the sums, and the things whose colour is asked, do not occur in training. Other
+    numbers are the same in both.
     """
     things, words = _OTHER_THINGS, TRAINED_WORDS
     if held_out:
         things, words = _HELD_OUT_THINGS, HELD_OUT_WORDS
     kind = chance.randrange(5)
     if kind == 0:  # a sum with a number above nine
-        numbers = [chance.choice(NUMBERS[10:] + _OTHER_NUMBERS), chance.choice(NUMBERS[1:])]
-        chance.shuffle(numbers)
-        question = f"{numbers[0]} plus {numbers[1]}"
+        question = _large_sum(chance, held_out=held_out)
     elif kind == 1:
         operation = chance.choice(_OTHER_OPERATIONS)
         question = f"{chance.choice(NUMBERS[1:11])} {operation} {chance.choice(NUMBERS[1:11])}"

@@ -1,4 +1,4 @@
-"""Voices, accents, words, sums and digits of the evaluation do not occur in training.
+"""Voices, accents, words, digits and sums to refuse of the evaluation do not occur in training.
 
 Both draw their questions with `draw_recording` and `draw_exchange`, so these draws are compared.
 """
@@ -22,6 +22,7 @@ from training.domain import (
     Exchange,
     answer_words,
     draw_exchange,
+    draw_near,
     is_held_out,
     question_words,
 )
@@ -57,7 +58,7 @@ def drawn(*, held_out: bool, patch: pytest.MonkeyPatch) -> list[tuple[Exchange, 
     return asked
 
 
-def test_corpora_share_no_voice_accent_sum_or_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corpora_share_no_voice_accent_or_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = drawn(held_out=False, patch=monkeypatch)
     judged = drawn(held_out=True, patch=monkeypatch)
 
@@ -70,18 +71,31 @@ def test_corpora_share_no_voice_accent_sum_or_repeat(monkeypatch: pytest.MonkeyP
         assert parts(trained, number)
         assert parts(judged, number)
         assert not parts(trained, number) & parts(judged, number)
-    for kind in ("add", "repeat"):
-        questions = [
-            {one.answer for one, _ in asked if one.kind == kind and len(one.answer.split()) > 1}
-            for asked in (trained, judged)
-        ]
-        assert all(questions)
-        assert not questions[0] & questions[1]
+    repeated = [
+        {one.answer for one, _ in asked if one.kind == "repeat" and len(one.answer.split()) > 1}
+        for asked in (trained, judged)
+    ]
+    assert all(repeated)
+    assert not repeated[0] & repeated[1]
     unknown = [
         {word for one, _ in asked if one.kind == "unknown" for word in one.question.split()}
         for asked in (trained, judged)
     ]
     assert not (unknown[0] & unknown[1]) - set(" ".join(OPENINGS).split())
+
+
+def test_sums_to_refuse_are_apart() -> None:
+    chance = Random(3)
+    trained, judged = (
+        {
+            frozenset(one.question.removeprefix("what is ").split(" plus "))
+            for one in (draw_near(chance, held_out=held_out) for _ in range(COUNT))
+            if " plus " in one.question
+        }
+        for held_out in (False, True)
+    )
+    assert len(judged) > 50
+    assert not trained & judged
 
 
 def test_typed_questions_of_training_lack_the_held_out_ones() -> None:
@@ -90,5 +104,5 @@ def test_typed_questions_of_training_lack_the_held_out_ones() -> None:
     assert not any(is_held_out(one) for one in asked)
     judged = [draw_exchange(chance, HELD_OUT_WORDS, held_out=True) for _ in range(COUNT)]
     apart = {one.kind for one in judged if is_held_out(one)}
-    assert apart == {"add", "repeat"}
+    assert apart == {"repeat"}
     assert {one.kind for one in judged} == {*KINDS, "unknown"}
