@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class CountingVocoder:
 
     lookahead = LOOKAHEAD
     memory_bytes = 0
+    most_rows = sys.maxsize
 
     def __init__(self, silence_token_id: int) -> None:
         self.silence_token_id = silence_token_id
