@@ -27,7 +27,7 @@ TALK = read_audio(GOLDEN / "audio" / "talk.wav", 12 * UNIT)
 SLOTS = 4
 SAMPLED = ConversationOptions(force_listen_count=0, temperature=0.9)
 GREEDY = replace(SAMPLED, decode_mode=DecodeMode.GREEDY)
-NAMES = ("the LLM", "the talker", "HiFT", "the flow model")
+NAMES = ("the LLM", "the audio encoder", "the talker", "HiFT", "the flow model")
 ROUNDS = ((0, 1, 2), (1, 3), (3,), (0, 1, 2, 3))
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # captures are slow on the fake device

@@ -63,7 +63,7 @@ def rows_of(counts: Sequence[tuple[int, int]]) -> set[int]:
 Place = Callable[[DuplexModel], tuple[object, str, Callable[..., bool]]]
 STAGES: dict[str, Place] = {
     "intake": lambda m: (m.parts.audio.mel, "push", lambda slot, _: slot == GUILTY),
-    "mel": lambda m: (m.parts.audio.mel, "features", is_first),
+    "mel": lambda m: (m.parts.audio.mel, "numbers", is_first),
     "audio": lambda m: (m.parts.audio, "encode", is_first),
     "vision": lambda m: (m._pipeline.inputs, "encode_frames", is_first),
     "prefill": lambda m: (m.llm, "feed_units", lambda slots, _: is_first(slots)),

@@ -54,8 +54,8 @@ class StageWatch:
         self.running: Stage | None = None
         """The innermost stage that runs now."""
         parts = model.parts
-        self._stand_around(parts.audio.mel, "features", lambda *_: Stage.MEL)
-        self._stand_around(parts.audio, "encode", lambda *_: Stage.AUDIO)
+        self._stand_around(parts.audio.mel, "compute", lambda *_: Stage.MEL)
+        self._stand_around(parts.audio, "launch", lambda *_: Stage.AUDIO)
         self._stand_around(parts.llm, "feed", _fed_stage)
         self._stand_around(parts.llm, "append", lambda *_: Stage.SETTLE)
         self._stand_around(model.sampling, "choose", lambda *_: Stage.DECODE, is_call=False)

@@ -108,12 +108,14 @@ class DuplexModel:
 
     @torch.inference_mode()
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the steps of LLM and talker, and the vocoder, before any conversation.
+        """Capture steps of LLM and talker, audio encoder and vocoder, before any conversation.
 
         The module `llm.cuda_graphs` describes the steps. Without `is_replayed` the same steps of
         fixed sizes are called directly and not captured; this works on any device.
         """
         self.llm.capture(is_replayed=is_replayed)
+        if is_replayed:
+            self.parts.audio.capture()
         if self.parts.talker is not None:
             self.parts.talker.capture(is_replayed=is_replayed)
         if self.parts.vocoder is not None and is_replayed:

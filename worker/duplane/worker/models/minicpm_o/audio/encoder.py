@@ -8,6 +8,7 @@ Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b6
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +22,14 @@ from duplane.worker.models.minicpm_o.audio.clip import (
     split_clips,
     warm_up_batches,
 )
-from duplane.worker.models.minicpm_o.audio.mel import CONTEXT_FRAMES, UNIT_FRAMES, MelStream
+from duplane.worker.models.minicpm_o.audio.mel import (
+    CONTEXT_FRAMES,
+    FIRST_UNIT_FILL,
+    FIRST_UNIT_SAMPLES,
+    UNIT_FRAMES,
+    UNIT_SAMPLES,
+    MelStream,
+)
 from duplane.worker.models.minicpm_o.audio.whisper import (
     UNIT_POSITIONS,
     AudioConfig,
@@ -29,13 +37,35 @@ from duplane.worker.models.minicpm_o.audio.whisper import (
     LayerHistory,
     WhisperEncoder,
 )
-from duplane.worker.models.minicpm_o.batch_sizes import padded_size, padded_sizes
+from duplane.worker.models.minicpm_o.batch_sizes import (
+    padded_length,
+    padded_size,
+    padded_sizes,
+)
+from duplane.worker.models.minicpm_o.blocks.block import Block, Numbers
 from duplane.worker.models.minicpm_o.layers import allocate
 from duplane.worker.models.minicpm_o.transfer import upload
 
 _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
 RUN_UNITS = 32
 """Batches of `encode_run` with more units may have a size that `warm_up` has not run."""
+LAUNCH_UNITS = (1, 2, 8)
+"""The sizes of a launch of units of different slots, on a GPU. More units need several launches."""
+
+
+@dataclass(frozen=True)
+class UnitForm:
+    """The form of a launch of one unit of each of `rows` slots.
+
+    `span` is the number of columns of the caches that are read. `first_slot` is the first slot if
+    the slots are neighbours; then the caches are read in place. Without `is_masked`, all these
+    columns of all slots belong to their units.
+    """
+
+    rows: int
+    span: int
+    first_slot: int | None = None
+    is_masked: bool = True
 
 
 class AudioEncoder(nn.Module):
@@ -47,6 +77,7 @@ class AudioEncoder(nn.Module):
     """
 
     cache: Tensor
+    columns: Tensor
 
     def __init__(
         self,
@@ -71,9 +102,12 @@ class AudioEncoder(nn.Module):
             dtype=dtype,
         )
         self.register_buffer("cache", cache, persistent=False)
+        columns = torch.arange(config.position_count, device=device)
+        self.register_buffer("columns", columns, persistent=False)
         self._lengths = [0] * slot_count
         self.has_buckets = torch.device(device).type == "cuda"
         """Whether batches of units and of segments are padded to few sizes; see `batch_sizes`."""
+        self._block = Block[UnitForm](self._compute, torch.device(device))
 
     @property
     def unit_rows(self) -> int:
@@ -91,28 +125,82 @@ class AudioEncoder(nn.Module):
         The slots must be different; no result depends on another slot. After an exception the call
         can be repeated for the same units, with the same result.
         """
-        features, is_first = self.mel.features(slots)
-        device = features.device
-        hidden = self._convolve(features, is_first)
-        begins = [self._begin(slot) for slot in slots]
-        rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
-        columns = starts + torch.arange(UNIT_POSITIONS, device=device)
-        hidden = hidden + self.apm.embed_positions(columns)
+        most = LAUNCH_UNITS[-1] if self.has_buckets else len(slots)
+        parts = [slots[start : start + most] for start in range(0, len(slots), most)]
+        # The result of a captured form is overwritten by its next launch.
+        found = [self.launch(part).clone() for part in parts]
+        for slot in slots:
+            self._lengths[slot] = self._begin(slot) + UNIT_POSITIONS
+        return found[0] if len(found) == 1 else torch.cat(found)
 
-        neighbours: slice | Tensor = rows[:, 0]
-        if list(slots) == list(range(slots[0], slots[0] + len(slots))):
-            neighbours = slice(slots[0], slots[0] + len(slots))
-        span = max(begins) + UNIT_POSITIONS
+    def launch(self, slots: Sequence[int]) -> Tensor:
+        """Encode the units of one launch, without counting them; see `encode`."""
+        return self._block.stage(*self._plan(slots)).run()[: len(slots)]
+
+    def _plan(self, slots: Sequence[int]) -> tuple[UnitForm, Numbers]:
+        """Return the form of a launch, and its numbers: the begin of each unit, and those of mel.
+
+        If the form has more rows than there are slots, the others repeat the first row.
+        """
+        begins = [self._begin(slot) for slot in slots]
+        form = self._padded_form(len(slots))
+        if not self.has_buckets:
+            span = max(begins) + UNIT_POSITIONS
+            first = (
+                slots[0] if list(slots) == list(range(slots[0], slots[0] + len(slots))) else None
+            )
+            form = UnitForm(len(slots), span, first, is_masked=min(begins) < max(begins))
+        width = FIRST_UNIT_SAMPLES if self.has_buckets else None
+        numbers = np.c_[begins, self.mel.numbers(slots, width)]
+        return form, numbers[[*range(len(slots)), *[0] * (form.rows - len(slots))]]
+
+    def _padded_form(self, count: int) -> UnitForm:
+        """Return the form of a launch of `count` units on a GPU, which reads whole caches."""
+        return UnitForm(padded_length(count, LAUNCH_UNITS), self.config.position_count)
+
+    def _compute(self, form: UnitForm, numbers: Tensor) -> Tensor:
+        """Encode units: map the numbers of `_plan` to embeddings [rows, unit_rows, hidden]."""
+        starts, rows = numbers[:, :1], numbers[:, 1:2]
+        features, is_first = self.mel.compute(numbers[:, 1:])
+        hidden = _unit_positions(self.apm.convolve(features, is_first))
+        columns = starts + self.columns[:UNIT_POSITIONS]
+        hidden = hidden + self.apm.embed_positions(columns)
+        slots: slice | Tensor = rows[:, 0]
+        if form.first_slot is not None:
+            slots = slice(form.first_slot, form.first_slot + form.rows)
         mask = None
-        if min(begins) < max(begins):
-            seen = torch.arange(span, device=device) < starts + UNIT_POSITIONS
-            mask = seen[:, None, None]
+        if form.is_masked:
+            mask = (self.columns[: form.span] < starts + UNIT_POSITIONS)[:, None, None]
         for layer, cache in zip(self.apm.layers, self.cache, strict=True):
-            hidden = layer(hidden, mask, LayerHistory(cache, neighbours, rows, columns, span))
-        embeds = self.audio_projection_layer(self.apm.layer_norm(hidden))
-        for slot, begin in zip(slots, begins, strict=True):
-            self._lengths[slot] = begin + UNIT_POSITIONS
-        return embeds
+            hidden = layer(hidden, mask, LayerHistory(cache, slots, rows, columns, form.span))
+        return self.audio_projection_layer(self.apm.layer_norm(hidden))
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture the launches of units as CUDA graphs. All slots must be clean."""
+        trials = [
+            (self._padded_form(count), self._trial(count)) for count in reversed(LAUNCH_UNITS)
+        ]
+        self._block.capture("the audio encoder", trials, self._clear)
+
+    def _trial(self, count: int) -> list[Numbers]:
+        """Return the numbers of two launches; the second one continues the first one."""
+        slots = range(min(count, len(self._lengths)))
+        found: list[Numbers] = []
+        for size in (FIRST_UNIT_FILL, UNIT_SAMPLES):
+            for slot in slots:
+                noise = np.random.default_rng([size, slot]).standard_normal(size)
+                self.mel.push(slot, 0.1 * noise.astype(np.float32))
+                self.mel.take(slot)
+            found.append(self._plan(slots)[1])
+            for slot in slots:
+                self._lengths[slot] = self._begin(slot) + UNIT_POSITIONS
+        self._clear()
+        return found
+
+    def _clear(self) -> None:
+        for slot in range(min(LAUNCH_UNITS[-1], len(self._lengths))):
+            self.reset(slot)
 
     def _convolve(self, features: Tensor, is_first: list[bool]) -> Tensor:
         """Map the features of units [n, frames, mel_bins] to positions [n, positions, width]."""
@@ -123,16 +211,20 @@ class AudioEncoder(nn.Module):
             features = torch.cat((features, features[:1].expand(padding, -1, -1)))
             firsts = is_first + is_first[:1] * padding
         hidden = self.apm.convolve(features, upload(firsts, features.device))
-        return hidden[:count, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
+        return _unit_positions(hidden)[:count]
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run the convolutions of units and the encoder of clips once for each padded size.
+        """Run units, convolutions of runs, and clips once for each padded size.
 
-        No state changes.
+        All slots must be clean, and are clean afterwards.
         """
         weight = self.apm.conv1.weight
-        for size in padded_sizes(max(len(self._lengths), RUN_UNITS)):
+        for count in LAUNCH_UNITS:
+            for numbers in self._trial(count):
+                self._block.stage(self._padded_form(count), numbers).run()
+            self._clear()
+        for size in padded_sizes(RUN_UNITS):
             features = torch.zeros((size, UNIT_FRAMES, self.config.mel_bins), device=weight.device)
             self._convolve(features, [False] * size)
         for batch in warm_up_batches(self.config):
@@ -236,3 +328,8 @@ class AudioEncoder(nn.Module):
         if self._lengths[slot]:
             return False
         return not bool(self.cache[:, :, slot].any()) and self.mel.is_clean(slot)
+
+
+def _unit_positions(hidden: Tensor) -> Tensor:
+    """Return the positions of units [n, positions, width], without those of their context."""
+    return hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
+from duplane.worker.models.minicpm_o.blocks.block import Numbers
 from duplane.worker.models.minicpm_o.transfer import upload
 
 SAMPLE_RATE = 16000
@@ -186,19 +187,33 @@ class MelStream(nn.Module):
         self._lengths[slot] += taken
         self._taken[slot] = taken
 
-    def features(self, slots: Sequence[int]) -> tuple[Tensor, list[bool]]:
-        """Return features [n, UNIT_FRAMES, mel_bins] of the unit that each slot consumed last.
+    def numbers(self, slots: Sequence[int], width: int | None = None) -> Numbers:
+        """Return the input of `compute` for the unit that each slot consumed last, [n, numbers].
+
+        A row has the slot, the length of its history with the unit, the number of samples of the
+        unit, and these samples, two in each number. The samples of all units are padded to `width`,
+        or to those of the longest unit, with silence, which the next unit of a slot overwrites.
+        """
+        width = width or max(self._taken[slot] for slot in slots)
+        samples = np.zeros((len(slots), width), np.float32)
+        for unit, slot in zip(samples, slots, strict=True):
+            taken, begin = self._taken[slot], self._begins[slot]
+            unit[:taken] = self._input[slot, begin - taken : begin]
+        counts = [(slot, self._lengths[slot], self._taken[slot]) for slot in slots]
+        return np.concatenate((np.array(counts, np.int64), samples.view(np.int64)), 1)
+
+    def compute(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features [n, UNIT_FRAMES, mel_bins] of units, whose `numbers` are on the device.
 
         Also returns, for each slot, whether this is the slot's first unit. A first unit has no left
         context: its first CONTEXT_FRAMES rows are zero. The call can be repeated until the next
-        unit is consumed.
+        unit is consumed, and can be captured as a CUDA graph.
         """
-        device = self.samples.device
-        numbers = [(slot, self._lengths[slot], self._taken[slot]) for slot in slots]
-        rows, lengths, taken = upload(numbers, device).unbind(1)
-        is_first = [count == FIRST_UNIT_SAMPLES for _, _, count in numbers]
+        (rows, lengths, taken), samples = numbers[:, :3].unbind(1), numbers[:, 3:]
         first = taken == FIRST_UNIT_SAMPLES
-        self._store(slots, rows, lengths - taken)
+        begins = lengths - taken
+        columns = begins[:, None] + torch.arange(2 * samples.shape[1], device=rows.device)
+        self.samples[rows[:, None], columns] = samples.view(torch.float32)
 
         starts = lengths // HOP - (FIRST_UNIT_SAMPLES // HOP) - CONTEXT_FRAMES
         power = self.log_mel.power(self._window(rows, starts, lengths, _WINDOW_SAMPLES))
@@ -207,27 +222,18 @@ class MelStream(nn.Module):
         # The last frame contains the reflected end of the history. So its peak counts only for
         # this unit and is not kept.
         frame_peaks = power.amax(-1)
-        columns = starts[:, None] + CONTEXT_FRAMES + torch.arange(UNIT_FRAMES, device=device)
+        columns = starts[:, None] + CONTEXT_FRAMES + torch.arange(UNIT_FRAMES, device=rows.device)
         self.peaks[rows[:, None], columns] = frame_peaks[:, :-1]
         peak = torch.maximum(self.peaks[rows].amax(-1), frame_peaks[:, -1])
         floor = dynamic_floor(peak).masked_fill(lengths < FIXED_FLOOR_SAMPLES, -torch.inf)
         features = self.log_mel.scale(power[:, :-1], floor[:, None, None])
         features[:, :CONTEXT_FRAMES].masked_fill_(first[:, None, None], 0.0)
-        return features, is_first
+        return features, first
 
-    def _store(self, slots: Sequence[int], rows: Tensor, starts: Tensor) -> None:
-        """Append the consumed units to the histories on the device, in one transfer.
-
-        All units are padded to the longest with silence, which the next unit of a slot overwrites.
-        """
-        width = max(self._taken[slot] for slot in slots)
-        units = np.zeros((len(slots), width), np.float32)
-        for unit, slot in zip(units, slots, strict=True):
-            taken = self._taken[slot]
-            begin = self._begins[slot]
-            unit[:taken] = self._input[slot, begin - taken : begin]
-        columns = starts[:, None] + torch.arange(width, device=rows.device)
-        self.samples[rows[:, None], columns] = upload(units, rows.device)
+    def features(self, slots: Sequence[int]) -> tuple[Tensor, list[bool]]:
+        """Return what `compute` returns for the unit that each slot consumed last."""
+        features, _ = self.compute(upload(self.numbers(slots), self.samples.device))
+        return features, [self._taken[slot] == FIRST_UNIT_SAMPLES for slot in slots]
 
     def reset(self, slot: int) -> None:
         """Zero all state of the slot."""
