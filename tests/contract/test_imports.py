@@ -67,7 +67,7 @@ FORBIDDEN = {
 MODEL = MINICPM_O
 NETWORKS = ("audio", "vision", "llm", "tts", "vocoder")
 MODEL_FOLDERS = {
-    "audio": (),
+    "audio": ("blocks",),
     "vision": (),
     "attention": (),
     "blocks": (),
