@@ -19,8 +19,12 @@ _Answer = TypeVar("_Answer")
 _TakeOverCall = grpc.aio.StreamStreamCall[session_pb2.TakeOverRequest, session_pb2.TakeOverResponse]
 _LIST_S = 2.0  # in which a scheduler must answer
 _FIRST_ANSWER_S = 2.0  # in which a worker must answer whether it has the session
-COPY_S = 10.0
-"""Seconds in which a worker must send the whole copy."""
+_COPY_S = 10.0  # in which a worker must send what a client waits for
+LATER_COPY_S = 30.0
+"""Seconds in which the past units must come behind the answer to an attach.
+
+A worker begins to send them when no edge has attached for a second, or after five seconds.
+"""
 _END_S = 1.0  # in which a worker must end a call whose copy is no longer needed
 _ASKED_AT_ONCE = 32  # workers that are asked for a copy at the same time
 # If no worker gives the session away, the first of these reasons is told. The old copy of one
@@ -243,7 +247,7 @@ async def _write(call: _TakeOverCall, request: session_pb2.TakeOverRequest) -> N
 async def _read_copy(call: _TakeOverCall, taken: TakenSession) -> None:
     """Read to the last message: only then has the worker given the copy to no other edge."""
     try:
-        async with asyncio.timeout(COPY_S):
+        async with asyncio.timeout(_COPY_S):
             while not taken.is_whole:
                 part = await call.read()
                 if not isinstance(part, session_pb2.TakeOverResponse):
@@ -263,7 +267,7 @@ async def _read_attached(stream: ConverseStream, attach: session_pb2.Attach) -> 
         async with asyncio.timeout(_FIRST_ANSWER_S):
             await stream.write(session_pb2.ConverseRequest(attach=attach))
             taken = TakenSession((await stream.read()).attached, stream)
-        async with asyncio.timeout(COPY_S):
+        async with asyncio.timeout(_COPY_S):
             while not taken.has_deltas:
                 taken.add(await stream.read())
     except TimeoutError:

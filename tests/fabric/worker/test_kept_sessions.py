@@ -37,7 +37,14 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.session.copy_pace import CopyPace
 from duplane.worker.session.servicer import SessionServicer
+
+
+@pytest.fixture(autouse=True)
+def quick_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send past units at once."""
+    monkeypatch.setattr(CopyPace, "quiet_s", 0.0)
 
 
 async def test_another_edge_continues_a_session_in_the_same_slot() -> None:
@@ -90,7 +97,7 @@ async def test_only_those_deltas_are_sent_that_the_next_edge_needs(
 
 
 async def test_units_are_answered_while_the_past_units_are_sent() -> None:
-    count = 200  # of 32 KB; one message has at most 1 MB
+    count = 200  # of 32 KB; one message has at most 128 KB
     async with running_worker() as rig, kept(rig, keep(hold_s=0.0)) as first:
         for sequence in range(count):
             await say(first, sequence, edge_note=b"note", edge_note_sequence=sequence)
@@ -106,6 +113,20 @@ async def test_units_are_answered_while_the_past_units_are_sent() -> None:
             assert past == list(range(count))
             async with attached(rig) as third:  # has the unit that was answered meanwhile
                 assert len((await read_copy(third))[2]) == count + 1
+                await third.end()
+
+
+async def test_past_units_come_after_the_last_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_worker() as rig, kept(rig) as first:
+        await say(first, 0)
+        monkeypatch.setattr(CopyPace, "quiet_s", LONG_S)
+        async with attached(rig) as second:
+            assert (await second.read()).HasField("attached")
+            await second.delta()  # the one that the client lacks
+            await say(second, 1)
+            monkeypatch.setattr(CopyPace, "quiet_s", 0.0)
+            async with attached(rig) as third:
+                assert len((await read_copy(third))[2]) == 2
                 await third.end()
 
 

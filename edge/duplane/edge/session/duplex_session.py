@@ -51,7 +51,7 @@ from duplane.edge.session.slot import Slot
 from duplane.edge.session.speech_requests import NO_NEWS, SpeechEnd
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
-from duplane.fabric.attaching import COPY_S, TakenSession
+from duplane.fabric.attaching import LATER_COPY_S, TakenSession
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat, name_of
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -368,7 +368,7 @@ class DuplexSession(ReturnableSession):
         self.moves.present.is_kept = True
         self._copied(taken.past_units, now, is_last=taken.is_whole)
         if self.moves.journal.is_partial:
-            self.time_limits.start(TimeLimit.COPY, COPY_S, now)
+            self.time_limits.start(TimeLimit.COPY, LATER_COPY_S, now)
         self.moves.queue.restore(taken.attached.received_sequence + 1)
         for delta in taken.deltas:
             if delta.sequence >= begin:

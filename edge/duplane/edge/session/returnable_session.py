@@ -367,7 +367,7 @@ class ReturnableSession(Session[DuplexDialect]):
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
         if limit is TimeLimit.HOLD:
-            if self.moves.journal.is_partial:  # it is whole, or given up, within COPY_S
+            if self.moves.journal.is_partial:  # it is whole, or given up, within LATER_COPY_S
                 self.time_limits.start(TimeLimit.HOLD, _COPY_CHECK_S, now)
                 return []
             self.time_limits.stop(TimeLimit.HOLD)

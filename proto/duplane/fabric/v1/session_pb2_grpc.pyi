@@ -61,8 +61,9 @@ class SessionServiceStub:
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
     that it has are answered, and sends `attached`, and those of the deltas that it keeps which the
     edge needs. Then the call continues in the same slot, as after `opened`. The past units (`kept`)
-    follow whenever no other response waits. If the worker gives the copy up meanwhile, the last ones
-    do not come. The latest valid `attach` wins.
+    follow between other responses, in many messages: when no call has attached for a second, or five
+    seconds after the `attach`. If the worker gives the copy up meanwhile, the last ones do not come.
+    The latest valid `attach` wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -135,8 +136,9 @@ class SessionServiceAsyncStub(SessionServiceStub):
     worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
     that it has are answered, and sends `attached`, and those of the deltas that it keeps which the
     edge needs. Then the call continues in the same slot, as after `opened`. The past units (`kept`)
-    follow whenever no other response waits. If the worker gives the copy up meanwhile, the last ones
-    do not come. The latest valid `attach` wins.
+    follow between other responses, in many messages: when no call has attached for a second, or five
+    seconds after the `attach`. If the worker gives the copy up meanwhile, the last ones do not come.
+    The latest valid `attach` wins.
 
     Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
     and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret
@@ -212,8 +214,9 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         worker ends the former call, if it still runs, with ABORTED / SUPERSEDED, waits until the units
         that it has are answered, and sends `attached`, and those of the deltas that it keeps which the
         edge needs. Then the call continues in the same slot, as after `opened`. The past units (`kept`)
-        follow whenever no other response waits. If the worker gives the copy up meanwhile, the last ones
-        do not come. The latest valid `attach` wins.
+        follow between other responses, in many messages: when no call has attached for a second, or five
+        seconds after the `attach`. If the worker gives the copy up meanwhile, the last ones do not come.
+        The latest valid `attach` wins.
 
         Errors of `attach`: NOT_FOUND / UNKNOWN_SESSION when the worker has no such session with a slot
         and a copy; then `TakeOver` may have the copy. PERMISSION_DENIED / NOT_ALLOWED when the secret

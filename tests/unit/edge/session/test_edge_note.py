@@ -26,7 +26,7 @@ from duplane.edge.session.effects import RecordFixed
 from duplane.edge.session.move_table import MoveCause, MovePhase
 from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.edge.settings import Limits
-from duplane.fabric.attaching import COPY_S, TakenSession
+from duplane.fabric.attaching import LATER_COPY_S, TakenSession
 from duplane.fabric.bounds import MAX_NOTE_BYTES
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason
@@ -254,14 +254,14 @@ def test_session_of_another_edge_moves_only_when_all_its_past_units_have_come() 
         session.responded(kept(is_last=is_last), NOW)
     assert moves.phase is MovePhase.ACQUIRING  # the worker drains
     assert moves.can_leave(MoveCause.WORKER_LOST, NOW)
-    session.expire(NOW._replace(monotonic_s=NOW.monotonic_s + COPY_S))
+    session.expire(NOW._replace(monotonic_s=NOW.monotonic_s + LATER_COPY_S))
     assert (moves.journal.is_whole, moves.journal.unit_count) == (True, 1)
 
 
 def test_session_of_another_edge_goes_on_without_the_past_units_and_cannot_move() -> None:
     session = adopted_without_past_units()
     session.responded(kept(is_last=False), NOW)
-    later = NOW._replace(monotonic_s=NOW.monotonic_s + COPY_S)
+    later = NOW._replace(monotonic_s=NOW.monotonic_s + LATER_COPY_S)
     session.expire(later)
     fixed = [one for one in session.effects if isinstance(one, RecordFixed)]
     assert [one.loss.reason for one in fixed] == [LossReason.NO_COPY]

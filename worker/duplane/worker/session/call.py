@@ -35,26 +35,27 @@ class Connection(Generic[Response]):
     """The stream of a call, and the responses that wait until the client reads them.
 
     An entry of the outbox is a response and a function to call when the response is written. The
-    entry None ends the writer. The two places beyond the capacity are for the last response and for
-    None. The responses of `background` are written while the outbox is empty. `left` is done when
-    the call no longer uses the stream, although it has not ended; its result is the error for the
-    client, if any.
+    entry None ends the writer. The three places beyond the capacity are for a response of
+    `background`, the last response and None. `left` is done when the call no longer uses the
+    stream, although it has not ended; its result is the error for the client, if any.
     """
 
     def __init__(self, stream: Stream, outbox_capacity: int) -> None:
         self.stream = stream
         self.capacity = outbox_capacity
         self.outbox = asyncio.Queue[tuple[Response, Callable[[], None] | None] | None](
-            outbox_capacity + 2
+            outbox_capacity + 3
         )
         self.background: Generator[Response] = _nothing()
         self.left: asyncio.Future[FabricError | None] = asyncio.get_running_loop().create_future()
 
-    async def next(self) -> tuple[Response, Callable[[], None] | None] | None:
-        """Return the next response to write, and what to call then; None after the last one."""
-        if self.outbox.empty() and (response := next(self.background, None)) is not None:
-            return response, None
-        return await self.outbox.get()
+    def put_background(self, on_written: Callable[[], None]) -> None:
+        """Queue the next response of `background`, if there is one and the stream is in use.
+
+        The next call comes from `on_written`, so at most one such response waits.
+        """
+        if not self.left.done() and (response := next(self.background, None)) is not None:
+            self.outbox.put_nowait((response, on_written))
 
     def leave(self, error: FabricError | None) -> None:
         """Use the stream no longer. Only the first call of this method has an effect."""
@@ -174,7 +175,7 @@ class Call(abc.ABC, Generic[Response]):
     async def _write(self, connection: Connection[Response]) -> None:
         """Write responses until the last one is written or the client is gone."""
         with contextlib.closing(connection.background), self._ending_on_errors(connection):
-            while queued := await connection.next():
+            while queued := await connection.outbox.get():
                 response, on_written = queued
                 await self._write_one(connection, response)
                 if on_written is not None:

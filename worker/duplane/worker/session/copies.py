@@ -25,8 +25,9 @@ _REPLAY_BYTES = 4 * 1024 * 1024
 # Approximate memory of a delta without its audio, its ids and its state.
 _ENTRY_BYTES = 512
 _ID_BYTES = 4
-# Of past units in one message, unless it has only one: other responses wait while it is written.
-_PART_BYTES = 1024 * 1024
+# Of past units in one message, unless it has only one: the event loop waits while it is made. The
+# memory of larger messages comes from the system each time, so they take longer per byte.
+_PART_BYTES = 128 * 1024
 
 
 class SessionCopy:
@@ -165,15 +166,14 @@ class SessionCopy:
         begin, sender = 0, object()
         self.journal.pin(sender)
         try:
-            while begin < end:
+            while begin < end and not self.is_deleted:
                 response = make()
                 units = response.kept.units
                 self.journal.fill(units, begin, end, most_bytes=_PART_BYTES)
                 begin += len(units)
                 yield response
-                if self.is_deleted:
-                    return
-            yield make(kept=session_pb2.Kept(is_last=True))
+            if not self.is_deleted:
+                yield make(kept=session_pb2.Kept(is_last=True))
         finally:
             self.journal.unpin(sender)
 

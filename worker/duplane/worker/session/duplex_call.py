@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, assert_never
 
 from duplane.fabric.durations import to_duration
@@ -39,6 +40,7 @@ from duplane.worker.session.copies import (
     attach_responses,
     superseded,
 )
+from duplane.worker.session.copy_pace import CopyPace
 from duplane.worker.session.duplex_options import (
     conversation_options,
     field_path,
@@ -196,10 +198,10 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._is_copying = True
         return self._connection
 
-    async def send_session(self, attached: Attached) -> None:
+    async def send_session(self, attached: Attached, pace: CopyPace) -> None:
         """Send the session to a client that has attached, when all units have their outcomes.
 
-        The past units follow in the background.
+        The past units follow at their `pace`.
         """
         copy, (connection, request, detached_s) = self.copy, attached
         if copy is None:
@@ -222,6 +224,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
                 if copy.is_deleted:  # it was given up meanwhile
                     raise FabricError(Reason.UNKNOWN_SESSION, "the copy was given up")
                 await self._write_one(connection, response)
+        _ask_for_part(connection, pace, asyncio.get_running_loop().time())
 
     def _last_response(self, end: CallEnd) -> session_pb2.ConverseResponse | None:
         if isinstance(end, FabricError):
@@ -488,3 +491,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             return
         reason = session_pb2.CLOSE_REASON_ENGINE_FAILED
         self.end(session_pb2.Closed(reason=reason, message=MODEL_FAILED))
+
+
+def _ask_for_part(connection: DuplexConnection, pace: CopyPace, since_s: float) -> None:
+    """Send the next part of a copy when its pace allows it, and then the part after it."""
+    again = partial(_ask_for_part, connection, pace, since_s)
+    pace.ask(since_s, partial(connection.put_background, again))

@@ -20,6 +20,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.metrics import AttachOutcome, WorkerMetrics
 from duplane.worker.session.call import CallEnd
 from duplane.worker.session.copies import Copies, SessionCopy, attach_responses, superseded
+from duplane.worker.session.copy_pace import CopyPace
 from duplane.worker.session.duplex_call import Attached, DuplexCall
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class KeptCalls:
         on_end: Callable[[RunningCall, CallEnd], None],
     ) -> None:
         self.copies = copies
+        self.pace = CopyPace()
         self._metrics = metrics
         self._end = on_end
         self._running: dict[DuplexCall, RunningCall] = {}
@@ -101,6 +103,7 @@ class KeptCalls:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self.pace.stop()
         self.copies.clear()
         for task in self._giving:
             task.cancel()
@@ -128,6 +131,7 @@ class KeptCalls:
         except FabricError as error:
             self._count(error)
             raise
+        self.pace.attached()
         copy.attach_number += 1
         detached_s = _detached_s(copy)
         copy.is_detached = False
@@ -146,6 +150,7 @@ class KeptCalls:
             copy = self.copies.find(attach)
             if self._call_of(copy):
                 raise FabricError(Reason.SLOT_OCCUPIED, "the session has its slot")
+            self.pace.attached()
             make, detached_s = session_pb2.TakeOverResponse, _detached_s(copy)
             with contextlib.closing(copy.kept(make)) as past_units:
                 for response in attach_responses(copy, attach, detached_s, make):

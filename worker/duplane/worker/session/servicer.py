@@ -327,7 +327,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             connection = None
             if attached:
                 connection = attached.connection
-                await call.send_session(attached)
+                await call.send_session(attached, self._kept.pace)
             with self._reporting_faults(claims, span):
                 await call.run(partial(self._on_end, call, claims, span), connection)
         finally:
