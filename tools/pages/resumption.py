@@ -44,7 +44,8 @@ its input again from this sample), `lost_samples` (how many samples before `from
 does not have), `gap_s` (how long there was no socket) and `within_s`. Then come the events that the
 client has missed, with `replayed: true`. The edge keeps the events of the last
 {KEPT_S:g} s of units, at most {KEPT_BYTES // 2**20} MiB; a gap in `unit` shows that older ones are
-missing.
+missing. The ends of texts (`speech.done`) are such events, too, also at another edge; a text that
+was sent after the last complete unit is lost with its edge.
 
 The old socket may still look alive to the edge: the newest socket has the session. A client that
 closes its socket with code 1000 does not return, and its session ends. Without a socket, the

@@ -373,6 +373,7 @@ class DuplexSession(ReturnableSession):
         for delta in taken.deltas:
             if delta.sequence >= begin:
                 self.render_again(delta, now)
+        self.moves.queue.speech.forget_failed()
         if taken.attached.is_paused:
             self.dialect.phase = Phase.PAUSED
             self.time_limits.stop(TimeLimit.AUDIO)

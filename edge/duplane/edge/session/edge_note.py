@@ -15,6 +15,7 @@ import orjson
 
 from duplane.edge.dialects.actions import NO_TAG, Tag
 from duplane.edge.identity import Identity
+from duplane.edge.session.speech_requests import NotedSpeech
 from duplane.edge.session.unit_state import Cursor, UnitState
 from duplane.fabric.bounds import MAX_NOTE_BYTES
 
@@ -26,7 +27,8 @@ class EdgeNote:
     """A session as its edge has it.
 
     `units` has the newest units with their states, oldest first; then `latest` is the state. `tags`
-    has the tags of units without an outcome. `next_sample` is the first sample of the input that no
+    has the tags of units without an outcome. `speech` has the number of the next text to speak, and
+    the texts that were sent. `next_sample` is the first sample of the input that no
     unit has. `ends_at_s` is the time (Unix) at which the session ends; None if it has no such
     limit.
     """
@@ -42,6 +44,7 @@ class EdgeNote:
     tags: Mapping[int, Tag] = field(default_factory=dict[int, Tag])
     max_slice_count: int | None = None
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
+    speech: tuple[int, Sequence[NotedSpeech]] = (0, ())
 
     def to_bytes(self) -> bytes:
         """Return the note; if it is too long, without the oldest units."""
@@ -49,7 +52,8 @@ class EdgeNote:
             packed = replace(self, units=units)._pack()
             if len(packed) <= MAX_NOTE_BYTES:
                 return packed
-        return replace(self, units=(), tags={}, paths={})._pack()
+        speech = self.speech[0], ()
+        return replace(self, units=(), tags={}, paths={}, speech=speech)._pack()
 
     def _pack(self) -> bytes:
         return orjson.dumps(
@@ -66,8 +70,14 @@ class EdgeNote:
                 "tags": [[unit, tag.input_id, tag.response_id] for unit, tag in self.tags.items()],
                 "max_slice_count": self.max_slice_count,
                 "paths": self.paths,
+                "speech": [self.speech[0], *map(list, self._open_speech())],
             }
         )
+
+    def _open_speech(self) -> Sequence[NotedSpeech]:
+        """Return the texts without an end before the first unit that can be rendered again."""
+        first = self.units[0].unit if self.units else self.latest.unit
+        return [one for one in self.speech[1] if one.ended is None or one.ended >= first]
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> EdgeNote:
@@ -88,6 +98,7 @@ class EdgeNote:
                 {unit: Tag(input_id, turn_id) for unit, input_id, turn_id in note["tags"]},
                 note["max_slice_count"],
                 note["paths"],
+                _unpacked_speech(*note.get("speech", (0,))),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the note is not one of this release: {error}") from None
@@ -128,3 +139,7 @@ def _unpacked(packed: Sequence[Any]) -> UnitState:
     unit, last_unit, part, dialect, reply_ends, *ids = packed
     tag = Tag(*ids) if ids else NO_TAG
     return UnitState(unit, Cursor(last_unit, part), dialect, tag, reply_ends)
+
+
+def _unpacked_speech(next_number: int, *noted: Any) -> tuple[int, Sequence[NotedSpeech]]:
+    return next_number, [NotedSpeech(*one) for one in noted]

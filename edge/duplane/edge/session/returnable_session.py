@@ -151,6 +151,7 @@ class ReturnableSession(Session[DuplexDialect]):
             {unit: sent.tag for unit, sent in queue.sent.items() if sent.tag is not NO_TAG},
             settings.max_slice_count,
             settings.paths,
+            queue.speech.noted(),
         )
 
     def restore(self, note: EdgeNote, returned: Return, now: Moment) -> int:
@@ -165,6 +166,7 @@ class ReturnableSession(Session[DuplexDialect]):
         settings = RestoredSettings(note.paths, note.max_slice_count)
         self.dialect.restore(state.dialect, settings)
         self.replies.restore(note.reply_ends_from(state), state.unit)
+        self.moves.queue.speech.restore(*note.speech, state.unit)
         self.is_resumable = True
         kept_unit_count = self.moves.queue.model.unit_count(KEPT_S)
         self.detachment = detachment = Detachment(kept_unit_count, self._kept_space)

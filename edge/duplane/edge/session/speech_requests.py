@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from duplane.fabric.bounds import MAX_SPEECH_REQUESTS
 from duplane.fabric.v1 import session_pb2
 
 UNSUPPORTED = "UNSUPPORTED"
+_MAX_ENDED = 16  # requests with an end that another edge may have to tell again
 
 
 class SpeechEnd(NamedTuple):
@@ -43,6 +45,19 @@ class SpeechRequest:
     is_added: bool = False
 
 
+class NotedSpeech(NamedTuple):
+    """A request of units that another edge has sent, without its text, which the worker has.
+
+    `ended` is the number of the unit with its end; None if it has none.
+    """
+
+    number: int
+    sequence: int
+    kind: str
+    input_id: str | None
+    ended: int | None = None
+
+
 class SpeechRequests:
     """The requests of one conversation without an end: at most `MAX_SPEECH_REQUESTS`.
 
@@ -53,6 +68,7 @@ class SpeechRequests:
     def __init__(self) -> None:
         self.unfinished: dict[int, SpeechRequest] = {}  # by their number at the worker
         self._next_number = 0
+        self._ended: deque[NotedSpeech] = deque(maxlen=_MAX_ENDED)
 
     @property
     def is_full(self) -> bool:
@@ -77,6 +93,13 @@ class SpeechRequests:
         If a unit fails, its requests fail, too. Older units without an outcome were dropped by the
         worker, which has kept their requests for the next unit, and reports them if that one fails.
         """
+        before = dict(self.unfinished)
+        news = self._news(outcome)
+        ended = before.keys() - self.unfinished.keys()
+        self._ended += (_noted(one, before[one], outcome.sequence) for one in sorted(ended))
+        return news
+
+    def _news(self, outcome: session_pb2.Delta | session_pb2.Failed) -> SpeechNews:
         if isinstance(outcome, session_pb2.Failed):
             return SpeechNews(ended=[*self._reported(outcome), *self._failed(outcome)])
         ended: list[SpeechEnd] = []
@@ -120,8 +143,32 @@ class SpeechRequests:
         )
         return SpeechEnd(self.unfinished.pop(number).speak, result)
 
+    def noted(self) -> tuple[int, Sequence[NotedSpeech]]:
+        """Return the next number, and the requests that were sent, for a note to another edge."""
+        open_ones = (_noted(*one) for one in self.unfinished.items())
+        return self._next_number, [*self._ended, *(one for one in open_ones if one.sequence >= 0)]
+
+    def restore(self, next_number: int, noted: Sequence[NotedSpeech], begin: int) -> None:
+        """Go on with the requests of another edge, before the outcome of unit `begin`."""
+        self._next_number = next_number
+        for one in noted:
+            if one.ended is None or one.ended >= begin:
+                speak = Speak("", one.kind, one.input_id)
+                self.unfinished[one.number] = SpeechRequest(
+                    speak, one.sequence, is_added=one.sequence < begin
+                )
+
+    def forget_failed(self) -> None:
+        """Forget requests of another edge whose units have failed: all outcomes have come."""
+        self.unfinished = {number: one for number, one in self.unfinished.items() if one.is_added}
+
     def take_back(self, kept: Collection[int | None]) -> None:
         """Let the requests of lost units wait again: of units without an outcome, except `kept`."""
         for request in self.unfinished.values():
             if not request.is_added and request.sequence not in kept:
                 request.sequence = None
+
+
+def _noted(number: int, request: SpeechRequest, ended: int | None = None) -> NotedSpeech:
+    sequence = -1 if request.sequence is None else request.sequence
+    return NotedSpeech(number, sequence, request.speak.kind, request.speak.input_id, ended)

@@ -83,7 +83,7 @@ class Talk:
         session.granted(60.0, NOW)
         session.receive(orjson.dumps(SETTINGS[dialect]), NOW)
         session.take(NOW)
-        opened = session_pb2.Opened(prompt_token_count=7)
+        opened = session_pb2.Opened(prompt_token_count=7, accepts_speech_requests=True)
         (ready,) = session.responded(session_pb2.ConverseResponse(opened=opened), NOW)
         self.secret = orjson.loads(ready)["resume"]["token"].partition(".")[2]
 
@@ -154,7 +154,7 @@ def attached_to(first: Talk, *answers: session_pb2.Delta, **fields: Any) -> Take
     """Return the session of a worker that has given these answers."""
     attached = session_pb2.Attached(
         open=session_pb2.Open(),
-        opened=session_pb2.Opened(model_digest="m"),
+        opened=session_pb2.Opened(model_digest="m", accepts_speech_requests=True),
         edge_note=first.session.note(NOW).to_bytes(),
         **fields,
     )
@@ -201,6 +201,59 @@ def test_client_that_knows_of_a_failed_unit_returns_at_another_edge() -> None:
     with pytest.raises(FabricError) as refusal:
         adopted(first, taken, first.told[-1])
     assert refusal.value.reason is Reason.COPY_STALE
+
+
+def say(name: str) -> dict[str, Any]:
+    return {"type": "speech.request", "text": "hello", "input_id": name}
+
+
+def spoken(answer: session_pb2.Delta, *numbers: int) -> session_pb2.Delta:
+    """Add the ends of texts to a delta."""
+    for number in numbers:
+        answer.speech_results.add(number=number, outcome=session_pb2.SPEECH_OUTCOME_SPOKEN)
+    return answer
+
+
+def done(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
+    return [
+        (one["unit"], one["part"], one["input_id"])
+        for one in events
+        if one["type"] == "speech.done"
+    ]
+
+
+@pytest.mark.parametrize("dialect", SETTINGS)
+def test_ends_of_requested_texts_are_told_at_another_edge(dialect: str) -> None:
+    first = Talk(dialect)
+    deltas, note = [spoken(delta(0, "speak"), 0), delta(1, "speak")], b""
+    for number, answer in enumerate(deltas):
+        first.hear(say(f"text {2 * number}"))
+        first.hear(say(f"text {2 * number + 1}"))
+        note = first.send(number)
+        first.answer(answer)
+    assert [(unit, name) for unit, _, name in done(first.told)] == [(0, "text 0")]
+    taken = attached_to(first, *deltas, received_sequence=1)
+    taken.attached.edge_note = note
+    taken.stream = MagicMock(ConverseStream)
+    second, told = adopted(first, taken, {"unit": -1, "part": -1})
+    assert done(told) == done(first.told)
+    second.receive(orjson.dumps(say("later")), NOW)
+    second.receive(orjson.dumps(append(dialect, 2)), NOW)
+    outgoing = second.take(NOW)
+    assert outgoing
+    assert [one.number for one in outgoing.request.unit.speech_requests] == [4]
+    response = session_pb2.ConverseResponse(delta=spoken(delta(2, "speak"), 1, 2, 3, 4))
+    ended = done([*map(orjson.loads, second.responded(response, NOW))])
+    assert [name for _, _, name in ended] == ["text 1", "text 2", "text 3", "later"]
+
+
+def test_text_of_a_unit_that_has_failed_is_forgotten_at_another_edge() -> None:
+    first = Talk("B")
+    first.hear(say("x"))
+    taken = attached_to(first, received_sequence=0)
+    taken.attached.edge_note = first.send(0)
+    second, _ = adopted(first, taken, {"unit": -1, "part": -1})
+    assert not second.moves.queue.speech.unfinished
 
 
 def test_session_that_is_paused_stays_paused_at_another_edge() -> None:
