@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,12 +29,12 @@ from duplane.edge.server import Edge
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
 from duplane.fabric import attaching
-from duplane.fabric.v1 import session_pb2
-from duplane.worker.session.duplex_call import DuplexCall
+from duplane.worker.session.copy_pace import CopyPace
 
 SETTINGS = {"type": "session.init", "payload": {"resumable": True}}
 APPEND = {"type": "input.append", "input": {"audio": AUDIO}}
 LEAVE = {"type": "session.close"}
+PAST_BYTES = 32_000  # the sound of a unit
 
 
 @dataclass
@@ -184,44 +185,33 @@ async def test_client_that_loses_its_socket_while_its_edge_shuts_down_returns_el
             await draining
 
 
-@pytest.fixture
-def sends_past_units(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Let the worker hold the past units of an attached session back until the event is set."""
-    event, write = asyncio.Event(), DuplexCall._write_one
-
-    async def write_one(
-        call: DuplexCall, connection: Any, response: session_pb2.ConverseResponse
-    ) -> None:
-        if response.HasField("kept"):
-            await event.wait()
-        await write(call, connection, response)
-
-    monkeypatch.setattr(DuplexCall, "_write_one", write_one)
-    return event
-
-
-async def test_client_is_answered_before_the_other_edge_has_the_past_units(
-    sends_past_units: asyncio.Event,
-) -> None:
+async def test_client_is_answered_before_the_other_edge_has_the_past_units() -> None:
     async with fabric() as play:
         client, _ = await play.resumed_elsewhere()
-        await send(client, APPEND)
-        sends_past_units.set()
-        await answered(client, 1)
+        journal_bytes = partial(
+            play.edges[1].metrics.registry.get_sample_value, "duplane_journal_bytes"
+        )
+        before = journal_bytes() or 0.0  # with the events that the client lacked
+
+        async def has_past_units() -> bool:
+            return (journal_bytes() or 0.0) >= before + PAST_BYTES
+
+        await until(has_past_units, WITHIN_S)
         await play.worker.cancel()
         await told(client, "session.moving")
         await send(client, APPEND)
-        await answered(client, 2)
+        await answered(client, 1)
         await leave(client)
 
 
 async def test_session_is_lost_with_its_worker_before_the_other_edge_has_the_past_units(
-    sends_past_units: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(CopyPace, "quiet_s", WITHIN_S)
     async with fabric() as play:
         client, token = await play.resumed_elsewhere()
         await play.worker.cancel()
-        await closed(client, 1011)
+        await closed(client, 1001)
         client, answer = await play.ask(1, token)
         assert code_of(answer) == "resume_expired"
 
