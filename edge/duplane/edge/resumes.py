@@ -81,7 +81,7 @@ class Resumes:
     def may_be_elsewhere(self, returned: Return) -> bool:
         """Return whether the session that a client names was never at this edge, or may have left.
 
-        If it is parked here and the client has newer events, another edge may have taken it.
+        If it has no socket here and the client has newer events, another edge may have taken it.
         """
         runner = self._find(returned)
         if runner is None:
@@ -89,7 +89,7 @@ class Resumes:
         detachment, cursor = runner.session.detachment, Cursor(returned.unit, returned.part)
         return (
             detachment is not None
-            and detachment.presence is Presence.PARKED
+            and detachment.is_detached
             and detachment.is_proved_by(returned.secret)
             and detachment.is_ahead(cursor)
         )

@@ -82,12 +82,13 @@ async def test_socket_that_is_lost_meanwhile_leaves_the_live_one_alone() -> None
         await session.play.say('{"type":"stop"}')
 
 
-async def test_parked_session_that_another_edge_has_taken_is_left_to_it() -> None:
+async def test_session_without_a_socket_that_another_edge_has_taken_is_left_to_it() -> None:
     async with Resumable.running() as session:
         await session.play.exchange()
         newer, known = Return("s", session.secret, 1, 0), Return("s", session.secret, 0, 0)
         assert not session.resumes.may_be_elsewhere(newer)  # its socket is alive
         session.play.runner.disconnected(Close(CloseReason.GONE))
+        assert session.resumes.may_be_elsewhere(newer)
         session.detachment.park()
         session.play.session.moves.park(LoopClock().now())
         assert not session.resumes.may_be_elsewhere(known)
