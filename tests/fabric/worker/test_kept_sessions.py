@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import Any
 
@@ -37,6 +38,7 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.session import kept_calls
 from duplane.worker.session.copy_pace import CopyPace
 from duplane.worker.session.servicer import SessionServicer
 
@@ -311,6 +313,22 @@ async def test_close_deletes_the_copy_unless_the_client_may_return() -> None:
             if not keeps:
                 assert (await refused_take_over(rig)).reason is Reason.UNKNOWN_SESSION
         assert (await taken_over(rig))[0].attached.last_sequence == 0
+
+
+async def test_edge_that_wants_a_copy_no_more_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def write(*_: Any) -> None:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch: 8")
+
+    async with running_worker() as rig:
+        await left_copy(rig)
+        monkeypatch.setattr(kept_calls, "_write", write)  # the call was cancelled meanwhile
+        with pytest.raises(AssertionError, match="OK"):
+            await taken_over(rig)
+        monkeypatch.undo()
+        await taken_over(rig)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
 async def test_copy_is_kept_until_the_edge_that_took_it_needs_it_no_more() -> None:

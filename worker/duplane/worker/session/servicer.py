@@ -272,7 +272,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def _take_over(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         async with self._first_messages.reading(context):
             first = await _read_request(context, session_pb2.TakeOverRequest)
-        await self._kept.take_over(context, first.attach)
+        with contextlib.suppress(grpc.aio.BaseError):  # the caller wants another copy, or is gone
+            await self._kept.take_over(context, first.attach)
 
     async def _chat(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with self._counting_refusals():
