@@ -20,13 +20,13 @@ class Copies:
 
     def attach(self, name: str, part_count: int) -> None:
         self.pace.attached()
-        self._ask(name, part_count, now_s())
+        self.ask(name, part_count, now_s())
 
-    def _ask(self, name: str, part_count: int, since_s: float) -> None:
+    def ask(self, name: str, part_count: int, since_s: float) -> None:
         def send() -> None:
             self.sent.append((name, round(now_s() - self.begin_s, 2)))
             if part_count > 1:
-                self._ask(name, part_count - 1, since_s)
+                self.ask(name, part_count - 1, since_s)
 
         self.pace.ask(since_s, send)
 
@@ -57,6 +57,19 @@ def test_copies_that_wait_for_five_seconds_are_sent_while_others_attach() -> Non
         await asyncio.sleep(0.5)
         assert copies.sent[:2] == [("first", 5.0), ("first", 5.0)]
         assert copies.sent[2:] == [(f"later {one}", 5.5 + one / 2) for one in range(5)]
+
+    run(test())
+
+
+def test_copy_whose_part_was_written_slowly_is_not_delayed_by_later_copies() -> None:
+    async def test() -> None:
+        copies, loop = Copies(CopyPace()), asyncio.get_running_loop()
+        copies.attach("first", 1)
+        await asyncio.sleep(4.5)
+        copies.attach("second", 1)
+        loop.call_later(0.25, copies.ask, "first, later", 1, 0.0)
+        await asyncio.sleep(5)
+        assert copies.sent == [("first", 1.0), ("first, later", 5.0), ("second", 5.5)]
 
     run(test())
 

@@ -39,23 +39,24 @@ class CopyPace:
     def stop(self) -> None:
         """Call nothing any more, because the process ends."""
         self._waiting.clear()
-        if self._timer:
-            self._timer.cancel()
+        self._plan()
 
     def _due_s(self) -> float:
         oldest_s = min(since_s for since_s, _ in self._waiting)
         return min(self._attached_s + self.quiet_s, oldest_s + self.longest_s)
 
     def _plan(self) -> None:
-        if self._timer or not self._waiting:
-            return
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(self._due_s(), loop.time()), self._turn)
+        if self._timer:
+            self._timer.cancel()
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(self._due_s(), loop.time()), self._turn)
 
     def _turn(self) -> None:
-        self._timer = None
-        if self._due_s() <= asyncio.get_running_loop().time():
-            longest = min(self._waiting, key=lambda one: one[0])
+        longest = min(self._waiting, key=lambda one: one[0])
+        is_due = self._due_s() <= asyncio.get_running_loop().time()
+        if is_due:
             self._waiting.remove(longest)
-            longest[1]()
         self._plan()
+        if is_due:
+            longest[1]()
