@@ -139,6 +139,10 @@ async def test_session_whose_worker_dies_while_its_client_is_away(
         return not await fabric.leases(caller)
 
     await until(has_no_slot, WITHIN_S)  # it does not move without its client
+    # Only its own edge has the conversation now.
+    while "resume_busy" in (told := orjson.dumps(await caller.ask(fabric.edges[1])).decode()):
+        pass
+    assert "resume_lost" in told
     assert (await caller.come_back(edge))["next_sample"] == 3 * SAMPLES
     await caller.units(2)
     await finish(caller, 5)
