@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from duplane.worker.models.minicpm_o.proof import Proofs, relative_error
+from duplane.worker.models.minicpm_o.proof import Proofs, relative_error, reports
 
 
 def fail(error: Exception) -> float:
@@ -35,6 +35,16 @@ def test_one_line_says_what_is_switched_off_and_why(caplog: pytest.LogCaptureFix
         "3 of 4 kernels of the LLM are switched off, which costs speed: sum: differs by 0.25, "
         "0.01 is allowed; norm: no module; silu: NotImplementedError"
     )
+
+
+def test_a_report_has_the_error_of_what_serves_and_the_fault_of_what_does_not() -> None:
+    proofs = Proofs("graphs of a test")
+    proofs.accepts("small", lambda: 0.0, 0.01)
+    proofs.accepts("large", lambda: 0.25, 0.01)
+    proofs.report()
+    assert reports[-1].kind == "graphs of a test"
+    assert reports[-1].errors == {"small": 0.0}
+    assert reports[-1].faults == {"large": "differs by 0.25, 0.01 is allowed"}
 
 
 def test_the_error_of_a_lost_device_is_no_reason_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ log says which and why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,13 +41,29 @@ def relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     return largest if largest == largest else float("inf")
 
 
+@dataclass(frozen=True)
+class ProofReport:
+    """The checks of one kind of fast path: `errors` of those that serve, `faults` of the others.
+
+    Both have the names of the fast paths as keys. An error is that of `relative_error`.
+    """
+
+    kind: str
+    errors: Mapping[str, float]
+    faults: Mapping[str, str]
+
+
+reports: list[ProofReport] = []
+"""All reports of this process, in their order."""
+
+
 class Proofs:
     """The checks of some fast paths of one kind, such as the CUDA graphs of the LLM."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._count = 0
-        self._refused: list[str] = []
+        self._errors: dict[str, float] = {}
+        self._faults: dict[str, str] = {}
 
     def accepts(self, name: str, check: Callable[[], float], tolerance: float) -> bool:
         """Return whether a fast path may serve: `check` returns an error within the tolerance.
@@ -55,27 +72,27 @@ class Proofs:
         does not support, too, for example in a capture, and can still be used then. Raises
         torch.AcceleratorError if it cannot be used any more.
         """
-        self._count += 1
         try:
             error = check()
-            fault = (
-                "" if error <= tolerance else f"differs by {error:.2g}, {tolerance:g} is allowed"
-            )
+            if error <= tolerance:
+                self._errors[name] = error
+                return True
+            fault = f"differs by {error:.2g}, {tolerance:g} is allowed"
         except Exception as error:  # noqa: BLE001 - the border to drivers and compilers
             if isinstance(error, torch.AcceleratorError):
                 torch.cuda.synchronize()  # raises again if the device is lost
             fault = (str(error) or type(error).__name__).splitlines()[0]
-        if fault:
-            self._refused.append(f"{name}: {fault}")
-        return not fault
+        self._faults[name] = fault
+        return False
 
     def report(self) -> None:
-        """Log what is switched off, if anything is."""
-        if self._refused:
+        """Add the report to `reports`, and log what is switched off, if anything is."""
+        reports.append(ProofReport(self._kind, self._errors, self._faults))
+        if self._faults:
             _log.warning(
                 "%d of %d %s are switched off, which costs speed: %s",
-                len(self._refused),
-                self._count,
+                len(self._faults),
+                len(self._faults) + len(self._errors),
                 self._kind,
-                "; ".join(self._refused),
+                "; ".join(f"{name}: {fault}" for name, fault in self._faults.items()),
             )
