@@ -91,6 +91,29 @@ def test_stages_do_not_count_what_is_within_them_twice(checkpoint: Path) -> None
     assert moved[Stage.PREFILL] > moved[Stage.SETTLE] > 0
 
 
+def test_each_call_of_a_stage_is_listed_with_its_size_until_the_watch_is_removed(
+    checkpoint: Path,
+) -> None:
+    model = DuplexModel.load(checkpoint, slot_count=2, context_capacity=256)
+    watch = StageWatch(model, torch.device("cpu"))
+    for slot in range(2):
+        model.open(slot, ConversationOptions(seed=0))
+    watch.clear()
+    units = [Unit(slot, np.ones(16000, np.float32), force_listen=True) for slot in range(2)]
+    list(model.step(units))
+    calls = {call.stage: call for call in watch.timed}
+    assert calls[Stage.MEL].size == calls[Stage.AUDIO].size == 2
+    assert calls[Stage.PREFILL].size == 2 * (1 + model.parts.audio.unit_rows)
+    assert calls[Stage.PREFILL].seconds == watch.seconds[Stage.PREFILL]
+    inner_s = watch.seconds[Stage.MEL]
+    assert calls[Stage.AUDIO].seconds == pytest.approx(watch.seconds[Stage.AUDIO] + inner_s)
+    model.settle([0, 1])
+    watch.clear()
+    watch.remove()
+    list(model.step(units))
+    assert watch.timed == []
+
+
 def test_operations_are_counted_while_asked_for(checkpoint: Path) -> None:
     model = DuplexModel.load(checkpoint, slot_count=1, context_capacity=256)
     watch = StageWatch(model, torch.device("cpu"))

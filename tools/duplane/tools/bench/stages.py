@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,18 @@ class Stage(StrEnum):
 Call = Callable[..., Any]
 
 
+class StageCall(NamedTuple):
+    """One call of a method of a stage. Its `seconds` include those of the stages that it calls.
+
+    `size` is the number of rows for the LLM's passes, else of conversations, chunks or pictures.
+    """
+
+    stage: Stage
+    method: str
+    size: int
+    seconds: float
+
+
 class StageWatch:
     """Measures the stages of one unit by wrapping the model's methods.
 
@@ -50,6 +62,9 @@ class StageWatch:
         self.flops: defaultdict[Stage, int] = defaultdict(int)
         self.syncs: defaultdict[Stage, int] = defaultdict(int)
         self.calls: defaultdict[Stage, int] = defaultdict(int)
+        self.timed: list[StageCall] = []
+        """The calls of the last unit, in their order, unless it was counted."""
+        self._watched: list[tuple[object, str]] = []
         self.is_counting = False
         self.running: Stage | None = None
         """The innermost stage that runs now."""
@@ -71,6 +86,12 @@ class StageWatch:
         """Delete the figures of the last unit."""
         self.seconds.clear()
         self.calls.clear()
+        self.timed.clear()
+
+    def remove(self) -> None:
+        """Give the model its own methods again."""
+        for owner, name in self._watched:
+            delattr(owner, name)
 
     def _stand_around(
         self, owner: object, name: str, stage_of: Callable[..., Stage], *, is_call: bool = True
@@ -83,12 +104,16 @@ class StageWatch:
             self.calls[stage] += is_call
             outer, self.running = self.running, stage
             try:
-                measure = self._counted if self.is_counting else self._timed
-                return measure(stage, lambda: call(*arguments, **named))
+                if self.is_counting:
+                    return self._counted(stage, lambda: call(*arguments, **named))
+                result, seconds = self._timed(stage, lambda: call(*arguments, **named))
             finally:
                 self.running = outer
+            self.timed.append(StageCall(stage, name, _size(name, arguments[0]), seconds))
+            return result
 
         setattr(owner, name, watched)
+        self._watched.append((owner, name))
 
     def _counted(self, stage: Stage, call: Call) -> Any:
         flops = FlopCounterMode(display=False)
@@ -99,7 +124,8 @@ class StageWatch:
         self.syncs[stage] += syncs.count
         return result
 
-    def _timed(self, stage: Stage, call: Call) -> Any:
+    def _timed(self, stage: Stage, call: Call) -> tuple[Any, float]:
+        """Return the result of a call, and its seconds."""
         synchronize(self._device)
         self._inner.append(0.0)
         begin = time.perf_counter()
@@ -108,7 +134,11 @@ class StageWatch:
         spent = time.perf_counter() - begin
         self.seconds[stage] += spent - self._inner.pop()
         self._inner[-1] += spent
-        return result
+        return result, spent
+
+
+def _size(method: str, given: Sequence[Any]) -> int:
+    return sum(rows for _, rows in given) if method in ("feed", "append") else len(given)
 
 
 def _fed_stage(counts: Iterable[tuple[int, int]], *_: Any) -> Stage:
