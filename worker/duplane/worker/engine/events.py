@@ -43,6 +43,7 @@ class FailedUnit:
     A unit that is refused before it runs stays in the inbox as a FailedUnit, at its position, so
     that the answers have the order of the units. If the failure `is_fatal`, the conversation is
     lost. `record` is the unit's record if the model or the preparer was called with the unit.
+    `number` is that of `UnitRecord`.
     """
 
     sequence: int
@@ -53,6 +54,14 @@ class FailedUnit:
     trace: TraceContext | None = None
     is_fatal: bool = False
     record: UnitRecord | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedUnit:
+    """A unit, or the answer to a refused unit, that the full inbox has dropped."""
+
+    entry: UnitRecord | FailedUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,9 @@ class ChatStep:
     batch_size: int
 
 
-Event = Opened | Lost | AnsweredUnit | FailedUnit | ChatStep | Rebuilt | RebuildRefused
+Event = (
+    Opened | Lost | AnsweredUnit | FailedUnit | DroppedUnit | ChatStep | Rebuilt | RebuildRefused
+)
 
 # Maps the model's reason for a failed unit to the invalid field of the unit. This table is used if
 # the failure itself names no field.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 
 from duplane.worker.engine.events import Event
@@ -12,11 +13,25 @@ from duplane.worker.models.interface import Continue, Open, StartChat
 from duplane.worker.models.types import PastUnit
 
 
-class SlotChannel:
-    """One slot's channel, from `DeviceThread.attach` to `DeviceThread.close`.
+class Channel(abc.ABC):
+    """One slot's channel, from `Engine.attach` to `Engine.close`, as its call sees it.
 
-    `on_event` is called on the event loop, in the order of the events. The device thread's lock
-    guards `inbox` and these fields:
+    `on_event` is called on the event loop, in the order of the events.
+    """
+
+    def __init__(self, slot: int, on_event: Callable[[Event], None]) -> None:
+        self.slot = slot
+        self.on_event = on_event
+        self.preparation = Preparation()
+
+    @property
+    @abc.abstractmethod
+    def dropped_count(self) -> int:
+        """How many units, and answers to refused units, the inbox has dropped."""
+
+
+class SlotChannel(Channel):
+    """A channel of the device thread, whose lock guards `inbox` and these fields:
 
     - `is_ready`: the conversation has opened and has not ended, so units may run and past units may
       be rebuilt while `next` is None. Always false for a chat.
@@ -32,10 +47,8 @@ class SlotChannel:
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
-        self.slot = slot
+        super().__init__(slot, on_event)
         self.inbox = inbox
-        self.on_event = on_event
-        self.preparation = Preparation()
         self.is_ready = False
         self.is_muted = False
         self.next: Open | StartChat | Continue | None = None
@@ -45,6 +58,10 @@ class SlotChannel:
         self.past_units: list[PastUnit] | None = None
         self.has_more_past = False
         self.rebuild_since: int | None = None
+
+    @property
+    def dropped_count(self) -> int:
+        return self.inbox.dropped_count
 
     def stop(self) -> None:
         """Take no more work, because the conversation is lost or the chat is over."""

@@ -35,6 +35,7 @@ class UnitRecord:
     - `started_s`, `batch`: when the unit's batch began, and the record of the batch; None before.
     - `settle_s`: when the settle of the conversation's previous unit began and ended.
     - `finished_s`: when the result of the unit was known.
+    - `number`: the number that `EngineProcess` gives the unit.
     """
 
     unit: Unit
@@ -48,6 +49,7 @@ class UnitRecord:
     batch: BatchRecord | None = None
     settle_s: tuple[float, float] = (0.0, 0.0)
     finished_s: float = 0.0
+    number: int = 0
 
     @property
     def slot(self) -> int:

@@ -17,9 +17,10 @@ import grpc.aio
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.engine import AnyEngine
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.preparation import AbandonedError
+from duplane.worker.engine.slot_channel import Channel
 from duplane.worker.settings import SessionLimits
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Call(abc.ABC, Generic[Response]):
         self,
         stream: Stream,
         slot: int,
-        engine: DeviceThread,
+        engine: AnyEngine,
         limits: SessionLimits,
         outbox_capacity: int,
     ) -> None:
@@ -82,7 +83,7 @@ class Call(abc.ABC, Generic[Response]):
         self._engine = engine
         self._limits = limits
         self._end: asyncio.Future[CallEnd] = asyncio.get_running_loop().create_future()
-        self.channel = engine.attach(slot, self._on_event)
+        self.channel: Channel = engine.attach(slot, self._on_event)
 
     @abc.abstractmethod
     def close(self, reason: session_pb2.CloseReason) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.engine import AnyEngine
 from duplane.worker.engine.events import ChatStep, Event, Lost
 from duplane.worker.models.interface import PreparedChat
 from duplane.worker.models.types import OptionError
@@ -34,7 +34,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
         stream: Stream,
         slot: int,
         request: session_pb2.ChatRequest,
-        engine: DeviceThread,
+        engine: AnyEngine,
         reporter: ChatReporter,
         limits: SessionLimits,
         videos: Videos,

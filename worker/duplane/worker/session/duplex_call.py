@@ -13,10 +13,11 @@ from typing import NamedTuple, assert_never
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.engine import AnyEngine
 from duplane.worker.engine.events import (
     AnsweredUnit,
     ChatStep,
+    DroppedUnit,
     Event,
     FailedUnit,
     Lost,
@@ -91,7 +92,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         stream: Stream,
         state: CallStateMachine,
         claims: lease_pb2.LeaseClaims,
-        engine: DeviceThread,
+        engine: AnyEngine,
         reporter: UnitReporter,
         limits: SessionLimits,
         listener: SlotListener,
@@ -229,7 +230,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
     def _last_response(self, end: CallEnd) -> session_pb2.ConverseResponse | None:
         if isinstance(end, FabricError):
             return None
-        dropped_count = self.channel.inbox.dropped_count
+        dropped_count = self.channel.dropped_count
         return session_pb2.ConverseResponse(closed=self._reporter.closed(end, dropped_count))
 
     # From the client.
@@ -390,8 +391,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         if self.copy:
             self.copy.receive(request)
             self._settled.clear()
-        if dropped := self._engine.put(self.channel, entry):
-            self._reporter.dropped(dropped)
+        self._engine.put(self.channel, entry)
 
     async def _prepare_unit(self, record: UnitRecord) -> UnitRecord | FailedUnit:
         """Prepare a unit. If this fails, end the session and raise AbandonedError."""
@@ -417,6 +417,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
                     self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             case FailedUnit():
                 self._on_failed_unit(event)
+            case DroppedUnit():
+                self._reporter.dropped(event.entry)
             case Opened():
                 self._on_opened(event)
             case Rebuilt() | RebuildRefused():

@@ -24,8 +24,8 @@ from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.tls.peers import peer_holder
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc, trace_pb2
 from duplane.worker.admission import Admission, slot_reports
-from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.engine.engine import AnyEngine
+from duplane.worker.engine.slot_channel import Channel
 from duplane.worker.metrics import WorkerMetrics
 from duplane.worker.session.call import CallEnd
 from duplane.worker.session.call_state import CallStateMachine
@@ -59,7 +59,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def __init__(
         self,
         admission: Admission,
-        engine: DeviceThread,
+        engine: AnyEngine,
         tracer: Telemetry,
         settings: WorkerSettings,
         tasks: asyncio.TaskGroup,
@@ -403,7 +403,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             )
 
     async def _clean(
-        self, channel: SlotChannel, span: Span, attributes: Mapping[str, AttributeValue]
+        self, channel: Channel, span: Span, attributes: Mapping[str, AttributeValue]
     ) -> None:
         cleanup = self._tracer.start(
             spans.WORKER_CLEANUP, parent=spans.inject(span), attributes=attributes
