@@ -224,6 +224,9 @@ class EchoDevice:
     def load(self) -> tuple[Preparer, Model]:
         return EchoPreparer(), self._model
 
+    def load_preparer(self) -> Preparer:
+        return EchoPreparer()
+
     def memory_used_bytes(self) -> int:
         return 0
 

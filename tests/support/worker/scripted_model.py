@@ -103,6 +103,9 @@ class ScriptedModel(scripted_model.ScriptedModel):
         self._check_thread()
         return self, self
 
+    def load_preparer(self) -> Preparer:
+        return self
+
     def check(self) -> None:
         if self.device_error is not None:
             raise self.device_error

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import signal
 import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_PR_SET_DUMPABLE, _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS = 4, 15, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS = 1, 4, 15, 38
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2  # operations of seccomp(2)
 _ALL_THREADS = 1  # SECCOMP_FILTER_FLAG_TSYNC
 _KILL, _ERROR, _ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
@@ -149,6 +150,15 @@ def forbid_inspection() -> None:
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread ends that has started it.
+
+    Without effect on systems other than Linux.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _architecture() -> _Architecture | None:

@@ -29,6 +29,8 @@ from duplane.fabric.watched_files import reload_on_hangup, watching
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.attach import AttachedWorker, AttachLoop
 from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.engine import AnyEngine
+from duplane.worker.engine.engine_process import EngineProcess
 from duplane.worker.metrics import WorkerMetrics
 from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import Device, DeviceLostError, LoadError, ModelConstants
@@ -83,19 +85,13 @@ async def _load_and_serve(
     credentials: FabricCredentials | None,
 ) -> None:
     try:
-        device = device or open_device(settings)
+        engine = _open_engine(settings, device)
     except LoadError as error:
         raise process.StartError(str(error)) from error
-    engine = DeviceThread(
-        device,
-        memory_tolerance_bytes=settings.memory_tolerance_bytes,
-        inbox_unit_count=settings.limits.inbox_unit_count,
-        rows_per_round=settings.rows_per_round,
-    )
     tracer = tracer or Telemetry("worker")
     try:
         if await _load(engine, shutdown):
-            worker = Worker(settings, device, engine, tracer, credentials)
+            worker = Worker(settings, engine, tracer, credentials)
             await worker.serve(shutdown, health)
     except LoadError as error:
         raise process.StartError(str(error)) from error
@@ -108,7 +104,14 @@ async def _load_and_serve(
         tracer.shutdown()
 
 
-async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
+def _open_engine(settings: WorkerSettings, device: Device | None) -> AnyEngine:
+    """Return the engine of the settings. A given `device` is used in this process."""
+    if device is None and settings.has_engine_process:
+        return EngineProcess(open_device(settings), settings)
+    return DeviceThread.from_settings(settings, device or open_device(settings))
+
+
+async def _load(engine: AnyEngine, shutdown: process.Shutdown) -> bool:
     """Load the model. Return False if a shutdown is requested meanwhile.
 
     Raises the exceptions of loading.
@@ -131,13 +134,11 @@ class Worker:
     def __init__(
         self,
         settings: WorkerSettings,
-        device: Device,
-        engine: DeviceThread,
+        engine: AnyEngine,
         tracer: Telemetry,
         credentials: FabricCredentials | None,
     ) -> None:
         self._settings = settings
-        self._device = device
         self._engine = engine
         self._tracer = tracer
         self._incarnation = secrets.token_hex(16)
@@ -158,7 +159,7 @@ class Worker:
             self._admission,
             engine.constants,
             lambda: engine.memory_used_bytes,
-            device.description().memory_bytes,
+            engine.description.memory_bytes,
             self._copies,
         )
         tracer.observe(self._metrics.registry)
@@ -279,7 +280,7 @@ class Worker:
         await self._server.set_serving(not is_stuck)
 
     def _register(self) -> registry_pb2.Register:
-        model, device = self._engine.constants, self._device.description()
+        model, device = self._engine.constants, self._engine.description
         return registry_pb2.Register(
             worker_id=self._settings.worker_id,
             incarnation=self._incarnation,

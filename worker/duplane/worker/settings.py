@@ -169,6 +169,9 @@ class WorkerSettings:
     does."""
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
+    engine_process: Literal["auto", "on", "off"] = AUTO
+    """Run the model in a process of its own, so that no work for clients delays the thread that
+    launches its kernels. `auto` does so on a GPU. If this process ends, the worker ends, too."""
     dtype: DtypeOrAuto = "auto"
     """Type of the model's numbers. `auto` is bfloat16 if the model has 20 million parameters or
     more, and if the device is a CPU with AVX512-BF16 or AMX or a GPU from compute capability 8.0
@@ -251,6 +254,11 @@ class WorkerSettings:
             parse_address(self.advertise, "advertise")
         elif listen.is_any:
             raise ValueError(f"advertise is empty, must say where edges reach {self.listen}")
+
+    @property
+    def has_engine_process(self) -> bool:
+        """Whether the model runs in a process of its own."""
+        return self.engine_process == "on" or (self.engine_process == AUTO and self.device != "cpu")
 
     @property
     def given_slot_count(self) -> int:

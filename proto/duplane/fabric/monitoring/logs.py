@@ -130,4 +130,6 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:  # from another process, which cannot send the exception itself
+            line["exception"] = record.exc_text
         return orjson.dumps(line).decode()

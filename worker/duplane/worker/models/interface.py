@@ -7,9 +7,10 @@ A family gives the worker a `Device`, which loads the two halves of a model:
 - a `Model`, which only the device thread uses. It holds the conversations and chats of the slots,
   and one method, `advance`, does all their work.
 
-The work comes as items. Items and results are plain data without tensors of the device, so that
-the two halves can run in two processes. A family implements these protocols for the samples, rows
-and ids of its own; the worker only counts rows, and moves audio, text and `UnitOutput.state`.
+The work comes as items. Items and results are plain data without tensors of the device, which
+`pickle` can copy, so that the two halves can run in two processes. A family implements these
+protocols for the samples, rows and ids of its own; the worker only counts rows, and moves audio,
+text and `UnitOutput.state`.
 """
 
 from __future__ import annotations
@@ -309,13 +310,24 @@ class DeviceDescription:
 class Device(Protocol):
     """The device that a model runs on.
 
-    The device thread calls all methods but `description`, which any thread may call.
+    The device thread calls all methods but `description`, which any thread may call, and
+    `load_preparer`.
     """
 
     def description(self) -> DeviceDescription: ...
 
     def load(self) -> tuple[Preparer, Model]:
-        """Load the model. Raises LoadError."""
+        """Load the model. Raises LoadError.
+
+        In an engine process, this preparer only prepares the units that warm up the model.
+        """
+        ...
+
+    def load_preparer(self) -> Preparer:
+        """Load the preparer alone, in any thread of the process that serves clients.
+
+        Called instead of `load` if the model runs in an engine process. Raises LoadError.
+        """
         ...
 
     def memory_used_bytes(self) -> int:

@@ -26,6 +26,10 @@ class TorchFamily(Protocol):
         """Load the checkpoint. Raises LoadError."""
         ...
 
+    def load_preparer(self, settings: WorkerSettings) -> Preparer:
+        """Load the preparer of the checkpoint. Raises LoadError."""
+        ...
+
 
 class TorchDevice:
     """A device, `cpu` or `cuda:N`, and the checkpoint that a family loads onto this device."""
@@ -74,6 +78,10 @@ class TorchDevice:
             _log.info("the model uses %d threads, of %d usable cores", self._threads, cores)
         _log.info("the model's numbers are %s", dtype)
         return preparer, model
+
+    def load_preparer(self) -> Preparer:
+        """Load the preparer of the checkpoint. It does not use the device. Raises LoadError."""
+        return self._family.load_preparer(self._settings)
 
     def check(self) -> None:
         """Wait until the device is idle. Raises an error if its CUDA context is unusable."""

@@ -51,8 +51,13 @@ class _Family:
             cuda_graphs=settings.cuda_graphs,
             preparation=preparation,
         )
-        preparation = _confined(preparation)
+        if not settings.has_engine_process:  # else clients' pictures are decoded elsewhere
+            preparation = _confined(preparation)
         return Preparer(preparation, settings.context_token_limit), WorkerModel(model)
+
+    def load_preparer(self, settings: WorkerSettings) -> interface.Preparer:
+        preparation = _confined(load_preparer_parts(Path(settings.checkpoint)))
+        return Preparer(preparation, settings.context_token_limit)
 
 
 def _confined(parts: PreparerParts) -> PreparerParts:

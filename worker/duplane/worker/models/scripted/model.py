@@ -395,6 +395,10 @@ class ScriptedDevice:
         """Return the model."""
         return self._model, self._model
 
+    def load_preparer(self) -> Preparer:
+        """Return the model."""
+        return self._model
+
     def memory_used_bytes(self) -> int:
         """Return 0: the model allocates nothing."""
         return 0

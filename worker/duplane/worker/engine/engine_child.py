@@ -1,0 +1,185 @@
+"""The engine process: serves `EngineProcess` with a device thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import uvloop
+
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.events import AnsweredUnit, DroppedUnit, Event, FailedUnit
+from duplane.worker.engine.frames import Frames
+from duplane.worker.engine.messages import (
+    Alive,
+    Attach,
+    Begin,
+    Close,
+    Closed,
+    Failed,
+    Loaded,
+    Mute,
+    NotLoaded,
+    Posted,
+    Put,
+    RebuildUnits,
+    ReturnCredit,
+    Start,
+)
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.engine.unit_record import UnitRecord
+from duplane.worker.models.families import open_device
+from duplane.worker.models.interface import DeviceLostError, LoadError
+from duplane.worker.sandbox import end_with_parent, forbid_inspection
+from duplane.worker.settings import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+# Interval at which Python switches threads. It is short, so that the event loop, which copies
+# messages, does not delay the device thread.
+_SWITCH_INTERVAL_S = 0.0005
+_SIGNS_OF_LIFE = 8  # in the time after which a call counts as stuck or hung
+_NO_AUDIO = np.zeros(0, np.float32)
+
+
+class _Child:
+    """Serves one worker, from its message Start to the end of the connection."""
+
+    def __init__(self) -> None:
+        self._frames = Frames(self._receive, self._lose)
+        loop = asyncio.get_running_loop()
+        self._settings: asyncio.Future[WorkerSettings] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._engine: DeviceThread | None = None
+        self._channels: dict[int, SlotChannel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Load the model and serve, until the connection is lost or the model has ended."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._frames, sock=connection)
+        settings = await self._settings
+        logging.basicConfig(handlers=[_ForwardingHandler(loop, self._frames.send)], level="INFO")
+        logging.getLogger("duplane").setLevel(logging.DEBUG)  # the worker knows the level
+        logging.captureWarnings(settings.log_format == "json")
+        try:
+            engine = self._engine = DeviceThread.from_settings(settings, open_device(settings))
+            await engine.start()
+        except Exception as error:  # noqa: BLE001 - the root of the process; the worker raises it again
+            is_refused = isinstance(error, LoadError)
+            if not is_refused:
+                _log.exception("the model cannot be loaded")
+            self._frames.send(NotLoaded(str(error), is_refused))
+        else:
+            engine.on_batch = self._frames.send
+            gc.collect()
+            gc.freeze()  # as `fabric.process.announce`
+            loaded = Loaded(engine.constants, engine.description, engine.memory_used_bytes)
+            self._frames.send(loaded)
+            await self._run(engine, min(settings.stuck_after_s, settings.hung_after_s))
+        self._frames.close()
+        await self._lost
+
+    async def _run(self, engine: DeviceThread, limit_s: float) -> None:
+        while not (engine.ended.done() or self._lost.done()):
+            self._frames.send(Alive(engine.busy_since_s))
+            ends = {engine.ended, self._lost}
+            await asyncio.wait(
+                ends, timeout=limit_s / _SIGNS_OF_LIFE, return_when=asyncio.FIRST_COMPLETED
+            )
+        if not engine.ended.done():
+            await engine.stop()
+        elif error := engine.ended.exception():
+            if not isinstance(error, DeviceLostError):
+                _log.error("the device thread has failed", exc_info=error)
+            self._frames.send(Failed(str(error)))
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case Start(settings):
+                self._settings.set_result(settings)
+            case _ if self._engine is None:
+                raise ValueError(f"{type(message).__name__} has come before the model is loaded")
+            case Attach(slot):
+                self._channels[slot] = self._engine.attach(slot, partial(self._post, slot))
+            case Begin(slot, item, credit):
+                self._engine.begin(self._channels[slot], item, credit)
+            case Put(slot, entry):
+                self._engine.put(self._channels[slot], entry)
+            case RebuildUnits(slot, units, has_more):
+                self._engine.rebuild(self._channels[slot], units, has_more=has_more)
+            case ReturnCredit(slot):
+                self._engine.return_credit(self._channels[slot])
+            case Mute(slot):
+                self._engine.mute(self._channels[slot])
+            case Close(slot):
+                task = asyncio.create_task(self._close(self._engine, self._channels.pop(slot)))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case _:
+                raise ValueError(f"an unexpected {type(message).__name__}")
+
+    async def _close(self, engine: DeviceThread, channel: SlotChannel) -> None:
+        is_clean = await engine.close(channel)
+        self._frames.send(Closed(channel.slot, is_clean, engine.memory_used_bytes))
+
+    def _post(self, slot: int, event: Event) -> None:
+        """Send an event. The worker still has the sound and the pictures of the unit."""
+        match event:
+            case AnsweredUnit(record=record) | FailedUnit(record=UnitRecord() as record):
+                record.unit = replace(record.unit, audio=_NO_AUDIO, frames=())
+            case DroppedUnit(entry=entry):
+                event = DroppedUnit(FailedUnit(entry.sequence, "", "", number=entry.number))
+            case _:
+                pass
+        self._frames.send(Posted(slot, event))
+
+    def _lose(self) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._settings.cancel()
+
+
+class _ForwardingHandler(logging.Handler):
+    """Sends each log record to the worker, whose log has one format and one level."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, send: Callable[[logging.LogRecord], None]
+    ) -> None:
+        super().__init__()
+        self._loop = loop
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sent = copy.copy(record)
+        sent.msg, sent.args = record.getMessage(), None
+        if record.exc_info:
+            sent.exc_text = logging.Formatter().formatException(record.exc_info)
+            sent.exc_info = None
+        self._loop.call_soon_threadsafe(self._send, sent)
+
+
+def main() -> None:
+    """Run the engine process. Its argument is the number of its end of the socketpair."""
+    end_with_parent()
+    forbid_inspection()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+
+    async def serve() -> None:
+        await _Child().serve(connection)
+
+    uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""Runs the model in a process of its own, so that no work of a call delays the device thread.
+
+Python runs one thread of a process at a time. In one process, the device thread would wait for the
+event loop before each kernel that it launches.
+
+The engine process (`engine_child`) has its own device thread and ends with this process. If it
+ends first, the device counts as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
+from duplane.worker.engine.events import AnsweredUnit, DroppedUnit, Event, FailedUnit
+from duplane.worker.engine.frames import Frames
+from duplane.worker.engine.inbox import Entry
+from duplane.worker.engine.messages import (
+    Alive,
+    Attach,
+    Begin,
+    Close,
+    Closed,
+    Failed,
+    Loaded,
+    Mute,
+    NotLoaded,
+    Posted,
+    Put,
+    RebuildUnits,
+    ReturnCredit,
+    SlotMessage,
+    Start,
+)
+from duplane.worker.engine.slot_channel import Channel
+from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.models.interface import (
+    Device,
+    DeviceDescription,
+    DeviceLostError,
+    LoadError,
+    ModelConstants,
+    Open,
+    Preparer,
+    StartChat,
+)
+from duplane.worker.models.types import PastUnit
+from duplane.worker.settings import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+# With -P the process imports no modules from the working directory.
+_CHILD = (sys.executable, "-P", "-m", "duplane.worker.engine.engine_child")
+# Signals that only the worker handles. A terminal or systemd may send them to both processes.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class RemoteChannel(Channel):
+    """A channel whose inbox is in the engine process.
+
+    `entries` are the entries that have no outcome yet, by number. When the channel is muted, they
+    count as dropped, also the one that runs.
+    """
+
+    def __init__(self, slot: int, on_event: Callable[[Event], None]) -> None:
+        super().__init__(slot, on_event)
+        self.entries: dict[int, Entry] = {}
+        self.is_muted = False
+        self.is_clean: asyncio.Future[bool] | None = None
+        self._dropped_count = 0
+
+    @property
+    def dropped_count(self) -> int:
+        return self._dropped_count
+
+    def mute(self) -> None:
+        self.is_muted = True
+        self._dropped_count += len(self.entries)
+        self.entries.clear()
+
+    def restored(self, event: Event, batches: dict[float, BatchRecord]) -> Event | None:
+        """Return an event with the unit's own record. None if the channel is muted meanwhile."""
+        match event:
+            case AnsweredUnit(record=ran) | FailedUnit(record=UnitRecord() as ran):
+                own = self.entries.pop(ran.number, None)
+                if not isinstance(own, UnitRecord):
+                    return None
+                record = _joined(own, ran, batches)
+                if isinstance(event, AnsweredUnit):
+                    return replace(event, record=record)
+                times = {"receive_time_ns": own.receive_time_ns, "trace": own.trace}
+                return replace(event, record=record, **times)
+            case FailedUnit(number=number):
+                own = self.entries.pop(number, None)
+                return own if isinstance(own, FailedUnit) else None
+            case DroppedUnit(entry=dropped):
+                own = self.entries.pop(dropped.number, None)
+                self._dropped_count += own is not None
+                return own and DroppedUnit(own)
+            case _:
+                return event
+
+
+def _joined(own: UnitRecord, ran: UnitRecord, batches: dict[float, BatchRecord]) -> UnitRecord:
+    """Return the record that ran, with what the engine process did not get.
+
+    All units of a batch get the same record of it.
+    """
+    batch = ran.batch and batches.setdefault(ran.batch.started_s, ran.batch)
+    return replace(
+        own,
+        unit=replace(ran.unit, audio=own.unit.audio, frames=own.unit.frames),
+        dropped_count=ran.dropped_count,
+        started_s=ran.started_s,
+        batch=batch,
+        settle_s=ran.settle_s,
+        finished_s=ran.finished_s,
+    )
+
+
+class EngineProcess(Engine[RemoteChannel]):
+    """The engine process and its interface."""
+
+    def __init__(self, device: Device, settings: WorkerSettings) -> None:
+        """Load only the preparer of `device` here. The model of the settings runs there."""
+        super().__init__()
+        self._device = device
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loaded: tuple[Preparer, Loaded] | None = None
+        self._memory_used_bytes = 0
+        self._busy_since_s: float | None = None
+        self._channels: dict[int, RemoteChannel] = {}
+        self._numbers = itertools.count(1)  # of entries
+        self._batches: dict[float, BatchRecord] = {}  # that run, by `started_s`
+        self._frames = Frames(self._receive, self._lose)
+
+    async def _load(self) -> None:
+        self._loading: asyncio.Future[Loaded] = self._loop.create_future()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _start(theirs.fileno())
+        await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
+        self._frames.send(Start(self._settings))
+        preparing = asyncio.to_thread(self._device.load_preparer)
+        preparer, loaded = await asyncio.gather(preparing, self._loading)
+        self._loaded = preparer, loaded
+        self._memory_used_bytes = loaded.memory_used_bytes
+
+    async def _stop(self) -> None:
+        if self._process is None:
+            return
+        is_lost = self.ended.done()
+        if not is_lost:
+            self.ended.set_result(None)
+        self._frames.close()  # then the process ends
+        if self._loaded is None or self._is_hung:
+            self._process.kill()  # a load or a hung call cannot be interrupted
+        code = await asyncio.to_thread(_wait, self._process)
+        if is_lost:
+            _log.error("the engine process has ended with the exit code %d", code)
+
+    @property
+    def process_id(self) -> int:
+        """The id of the engine process; 0 before `start`."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def busy_since_s(self) -> float | None:
+        return self._busy_since_s
+
+    @property
+    def _started(self) -> tuple[Preparer, Loaded]:
+        if self._loaded is None:
+            raise RuntimeError("the engine process has not loaded the model")
+        return self._loaded
+
+    @property
+    def constants(self) -> ModelConstants:
+        return self._started[1].constants
+
+    @property
+    def description(self) -> DeviceDescription:
+        return self._started[1].description
+
+    @property
+    def memory_used_bytes(self) -> int:
+        return self._memory_used_bytes
+
+    @property
+    def _preparer(self) -> Preparer:
+        return self._started[0]
+
+    def attach(self, slot: int, on_event: Callable[[Event], None]) -> RemoteChannel:
+        if slot in self._channels:
+            raise ValueError(f"slot {slot} is in use")
+        channel = self._channels[slot] = RemoteChannel(slot, on_event)
+        self._send(channel, Attach(slot))
+        return channel
+
+    def begin(self, channel: RemoteChannel, item: Open | StartChat, credit: int = 0) -> None:
+        self._send(channel, Begin(channel.slot, item, credit))
+
+    def return_credit(self, channel: RemoteChannel) -> None:
+        self._send(channel, ReturnCredit(channel.slot))
+
+    def rebuild(
+        self, channel: RemoteChannel, units: Sequence[PastUnit], *, has_more: bool = False
+    ) -> None:
+        self._send(channel, RebuildUnits(channel.slot, units, has_more))
+
+    def _put(self, channel: RemoteChannel, entry: Entry) -> None:
+        number = next(self._numbers)
+        if isinstance(entry, UnitRecord):
+            sent = UnitRecord(entry.unit, entry.received_s, number=number)
+        else:
+            sent = FailedUnit(entry.sequence, entry.reason, entry.message, number=number)
+        if not channel.is_muted:
+            channel.entries[number] = entry
+            self._send(channel, Put(channel.slot, sent))
+
+    def mute(self, channel: RemoteChannel) -> None:
+        if not channel.is_muted:
+            self._send(channel, Mute(channel.slot))
+            channel.mute()
+
+    async def _close(self, channel: RemoteChannel) -> bool:
+        self._send(channel, Close(channel.slot))
+        channel.is_clean = self._loop.create_future()
+        return await channel.is_clean
+
+    def _send(self, channel: RemoteChannel, message: SlotMessage) -> None:
+        """Send a message unless its channel is being closed: the slot may have its next channel."""
+        if channel.is_clean is None:
+            self._frames.send(message)
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case Posted(slot, event):
+                channel = self._channels[slot]
+                restored = channel.restored(event, self._batches)
+                if restored is not None:
+                    self._loop.call_soon(channel.on_event, restored)
+            case BatchRecord():
+                batch = self._batches.pop(message.started_s, message)
+                batch.settle_s, batch.ended_s = message.settle_s, message.ended_s
+                self._loop.call_soon(self.on_batch, batch)
+            case Closed(slot, is_clean, memory_used_bytes):
+                self._memory_used_bytes = memory_used_bytes
+                closed = self._channels.pop(slot).is_clean
+                if closed and not closed.done():
+                    closed.set_result(is_clean)
+            case Alive(busy_since_s):
+                # Without a call, it is known until now that there was none.
+                self._busy_since_s = busy_since_s or time.monotonic()
+            case logging.LogRecord():
+                logger = logging.getLogger(message.name)
+                if logger.isEnabledFor(message.levelno):
+                    logger.handle(message)
+            case _:
+                self._receive_change(message)
+
+    def _receive_change(self, message: object) -> None:
+        """Note that the model is loaded, or that it is not or no longer there."""
+        match message:
+            case Loaded() if not self._loading.done():
+                self._loading.set_result(message)
+            case NotLoaded() if not self._loading.done():
+                kind = LoadError if message.is_refused else RuntimeError
+                self._loading.set_exception(kind(message.message))
+            case Failed():
+                self._lose(message.message)
+            case _:
+                raise ValueError(f"an unexpected {type(message).__name__}")
+
+    def _lose(self, why: str = "the engine process has ended") -> None:
+        """Note that no model runs any more."""
+        if not self._loading.done():
+            self._loading.set_exception(RuntimeError(why))
+        if not self.ended.done():
+            self.ended.set_exception(DeviceLostError(why))
+
+
+def _start(socket_number: int) -> subprocess.Popen[bytes]:
+    """Start the engine process with its end of the socketpair. It never gets `_SIGNALS`."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:  # a process that is started inherits the blocked signals
+        return subprocess.Popen(
+            (*_CHILD, str(socket_number)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(socket_number,),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process; kill it if it does not end. Return its exit code."""
+    try:
+        return process.wait(JOIN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
