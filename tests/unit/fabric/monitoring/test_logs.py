@@ -67,6 +67,19 @@ def test_json_line_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_traceback_of_another_process_is_a_part_of_its_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for log_format in ("json", "text"):
+        configure_logging("worker", "INFO", log_format)
+        record = logging.LogRecord("duplane.test", logging.ERROR, "", 0, "broken", None, None)
+        record.exc_text = "Traceback: no"
+        OURS.handle(record)
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert orjson.loads(first)["exception"] == "Traceback: no"
+    assert lines[1:] == ["Traceback: no"]
+
+
 def test_message_cannot_imitate_another_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("edge")
     with logged_ids("s\n1", None):

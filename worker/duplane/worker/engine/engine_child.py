@@ -41,7 +41,7 @@ from duplane.worker.models.interface import DeviceLostError, LoadError
 from duplane.worker.sandbox import end_with_parent, forbid_inspection
 from duplane.worker.settings import WorkerSettings
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("duplane.worker.engine.engine_child")  # __name__ is __main__
 
 # Interval at which Python switches threads. It is short, so that the event loop, which copies
 # messages, does not delay the device thread.
@@ -77,7 +77,7 @@ class _Child:
             is_refused = isinstance(error, LoadError)
             if not is_refused:
                 _log.exception("the model cannot be loaded")
-            self._frames.send(NotLoaded(str(error), is_refused))
+            await self._send_last(NotLoaded(str(error), is_refused))
         else:
             engine.on_batch = self._frames.send
             gc.collect()
@@ -100,7 +100,11 @@ class _Child:
         elif error := engine.ended.exception():
             if not isinstance(error, DeviceLostError):
                 _log.error("the device thread has failed", exc_info=error)
-            self._frames.send(Failed(str(error)))
+            await self._send_last(Failed(str(error)))
+
+    async def _send_last(self, message: NotLoaded | Failed) -> None:
+        await asyncio.sleep(0)  # log records go first
+        self._frames.send(message)
 
     def _receive(self, message: object) -> None:
         match message:

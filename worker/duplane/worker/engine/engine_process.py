@@ -160,14 +160,13 @@ class EngineProcess(Engine[RemoteChannel]):
     async def _stop(self) -> None:
         if self._process is None:
             return
-        is_lost = self.ended.done()
-        if not is_lost:
+        if not self.ended.done():
             self.ended.set_result(None)
         self._frames.close()  # then the process ends
         if self._loaded is None or self._is_hung:
             self._process.kill()  # a load or a hung call cannot be interrupted
         code = await asyncio.to_thread(_wait, self._process)
-        if is_lost:
+        if self.ended.exception():
             _log.error("the engine process has ended with the exit code %d", code)
 
     @property
@@ -278,6 +277,7 @@ class EngineProcess(Engine[RemoteChannel]):
             case NotLoaded() if not self._loading.done():
                 kind = LoadError if message.is_refused else RuntimeError
                 self._loading.set_exception(kind(message.message))
+                self.ended.set_result(None)
             case Failed():
                 self._lose(message.message)
             case _:

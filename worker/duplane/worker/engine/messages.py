@@ -18,26 +18,26 @@ from duplane.worker.settings import WorkerSettings
 # To the engine process. A message with a slot has the effect of a method of `Engine`.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Start:
     """Load the model of these settings. The answer is Loaded or NotLoaded."""
 
     settings: WorkerSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attach:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Begin:
     slot: int
     item: Open | StartChat
     credit: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Put:
     """A unit, or the answer to a refused unit, with the number that the events name."""
 
@@ -45,24 +45,24 @@ class Put:
     entry: Entry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RebuildUnits:
     slot: int
     units: Sequence[PastUnit]
     has_more: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReturnCredit:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mute:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Close:
     """Clean the slot. The answer is Closed, and no event of the slot follows it."""
 
@@ -74,14 +74,14 @@ SlotMessage = Attach | Begin | Put | RebuildUnits | ReturnCredit | Mute | Close
 # From the engine process.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
     constants: ModelConstants
     description: DeviceDescription
     memory_used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NotLoaded:
     """The model cannot be loaded. `is_refused`: because of the checkpoint or the device."""
 
@@ -89,7 +89,7 @@ class NotLoaded:
     is_refused: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Posted:
     """An event of a slot. The records in it have the unit without its sound and pictures."""
 
@@ -97,21 +97,21 @@ class Posted:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Closed:
     slot: int
     is_clean: bool
     memory_used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alive:
     """A sign of life. `busy_since_s`: see `Engine`; the monotonic clock is that of the machine."""
 
     busy_since_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failed:
     """The model has ended with an error. No other message follows."""
 

@@ -1,0 +1,259 @@
+"""Both engines of a worker, the device thread and the engine process, do the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.echo_family import OUTPUT_HERTZ, UNIT_SAMPLES
+from support.test_checkpoint.build import build_test_checkpoint
+from support.time_limits import WITHIN_S
+from support.worker.engines import KINDS, OPTIONS, Caller, Kind, running_engine
+
+from duplane.fabric.v1.trace_pb2 import TraceContext
+from duplane.worker.engine.engine import AnyEngine
+from duplane.worker.engine.events import (
+    AnsweredUnit,
+    ChatStep,
+    DroppedUnit,
+    FailedUnit,
+    RebuildRefused,
+)
+from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.models.chat import ChatMessage, ChatOptions, ChatRequest, ChatRole, Finish
+from duplane.worker.models.scripted.model import SPEECH, Mark
+from duplane.worker.models.types import PastUnit, Rebuilt, SpeechRequest, Unit
+from duplane.worker.settings import ScriptSettings
+
+pytestmark = pytest.mark.timing
+
+UNIT_S = 0.05
+SCRIPT = ScriptSettings(scripted_unit_s=UNIT_S)
+PICTURE = b"picture"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+async def engine(request: pytest.FixtureRequest) -> AsyncGenerator[AnyEngine]:
+    async with running_engine(request.param, script=SCRIPT) as engine:
+        yield engine
+
+
+def past(number: int, *, context_length: int) -> PastUnit:
+    audio = np.zeros(16_000, np.float32)
+    unit = Unit(0, audio, sequence=number, rows=12)
+    return PastUnit(unit, (1,), b"", context_length)
+
+
+async def test_constants_and_device_are_those_of_the_model(engine: AnyEngine) -> None:
+    assert (engine.constants.name, engine.constants.slot_count) == ("scripted", 4)
+    assert engine.description.name == "scripted"
+    assert engine.memory_used_bytes == 0
+
+
+async def test_units_are_answered_in_order_with_their_own_records(engine: AnyEngine) -> None:
+    trace = TraceContext(traceparent="00-1-2-01")
+    async with Caller.open(engine) as caller:
+        for value in (0.0, 0.5):
+            audio = np.full(16_000, value, np.float32)
+            unit = Unit(0, audio, frames=(PICTURE,), sequence=caller.sent)
+            record = UnitRecord(unit, time.monotonic(), 7, 8, trace)
+            caller.sent += 1
+            prepared = await engine.prepare_unit(caller.channel, record)
+            engine.put(caller.channel, prepared)
+        silent, loud = await caller.answer(), await caller.answer()
+    assert (silent.output.is_listen, loud.output.is_listen) == (True, False)
+    assert np.array_equal(loud.output.audio, SPEECH)
+    for number, answered in enumerate((silent, loud)):
+        record = answered.record
+        assert (record.sequence, record.receive_time_ns, record.edge_time_ns) == (number, 7, 8)
+        assert record.trace == trace
+        assert (record.unit.audio.size, record.unit.frames) == (16_000, (PICTURE,))
+        assert record.unit.rows == 24
+
+
+async def test_times_of_a_unit_are_in_order_on_one_clock(engine: AnyEngine) -> None:
+    async with Caller.open(engine) as caller:
+        for _ in range(2):
+            before_s = time.monotonic()
+            await caller.send()
+            record = (await caller.answer()).record
+            assert record.batch
+            times_s = (
+                *(before_s, record.received_s, record.queued_s, record.started_s),
+                *(record.finished_s, time.monotonic()),
+            )
+            assert sorted(times_s) == list(times_s)
+            assert record.finished_s - record.started_s >= UNIT_S
+        assert 0 < record.settle_s[0] <= record.settle_s[1] <= record.started_s
+
+
+async def test_units_of_a_batch_share_its_record_which_ends_after_its_settle(
+    engine: AnyEngine,
+) -> None:
+    ended = asyncio.Queue[BatchRecord]()
+    engine.on_batch = ended.put_nowait
+    async with Caller.open(engine, 0) as first, Caller.open(engine, 1) as second:
+        await first.send()
+        await first.send()
+        await second.send()  # it runs together with the first unit, or with the one after it
+        records = [(await caller.answer()).record for caller in (first, second, first)]
+        async with asyncio.timeout(WITHIN_S):
+            batches = [await ended.get(), await ended.get()]
+    engine.on_batch = lambda _: None
+    assert sorted(batch.size for batch in batches) == [1, 2]
+    for batch in batches:
+        own = [record for record in records if record.batch is batch]
+        assert len(own) == batch.size
+        last_s = max(record.finished_s for record in own)
+        assert last_s <= batch.settle_s <= batch.ended_s
+
+
+async def test_full_inbox_drops_the_oldest_unit_and_its_interruption_is_kept(
+    engine: AnyEngine,
+) -> None:
+    async with Caller.open(engine) as caller:
+        for number in range(8):  # the first one runs, or is dropped, too
+            await caller.send(0.5, force_listen=number in (1, 2))
+        events = [await caller.event() for _ in range(8)]
+        dropped = [event.entry for event in events if isinstance(event, DroppedUnit)]
+        answered = [event for event in events if isinstance(event, AnsweredUnit)]
+        assert len(dropped) == caller.channel.dropped_count >= 3
+        assert all(isinstance(entry, UnitRecord) and entry.unit.audio.size for entry in dropped)
+        assert answered[-1].record.dropped_count == len(dropped)
+        kept = [event.record.sequence for event in answered]
+        assert kept[-4:] == [4, 5, 6, 7]
+        assert answered[-4].output.is_forced, "unit 4 has the flag of the units before it"
+        assert not answered[-3].output.is_forced
+
+
+async def test_answer_to_a_refused_unit_keeps_its_place(engine: AnyEngine) -> None:
+    async with Caller.open(engine) as caller:
+        await caller.send()
+        refused = FailedUnit(1, "INVALID_FIELD", "no", "audio", 5, TraceContext(traceparent="t"))
+        engine.put(caller.channel, refused)
+        caller.sent += 1
+        await caller.send()
+        assert (await caller.answer()).record.sequence == 0
+        assert await caller.event() == refused
+        assert (await caller.answer()).record.sequence == 2
+
+
+async def test_session_that_ends_drops_its_units_and_leaves_a_clean_slot(
+    engine: AnyEngine,
+) -> None:
+    caller = Caller(engine)
+    engine.open(caller.channel, await engine.prepare_conversation(caller.channel, OPTIONS))
+    await caller.event()
+    for _ in range(3):
+        await caller.send()
+    assert await engine.close(caller.channel)
+    assert caller.channel.dropped_count >= 2
+    await caller.send()
+    engine.return_credit(caller.channel)
+    async with Caller.open(engine) as following:
+        await following.send()
+        assert (await following.answer()).record.sequence == 0
+        assert following.events.empty()
+
+
+async def test_slot_has_one_channel_at_a_time(engine: AnyEngine) -> None:
+    caller = Caller(engine)
+    with pytest.raises(ValueError, match="slot 0 is in use"):
+        engine.attach(0, lambda event: None)
+    assert await engine.close(caller.channel)
+    assert await engine.close_again(0)
+
+
+async def test_poisoned_unit_ends_only_its_conversation(engine: AnyEngine) -> None:
+    async with Caller.open(engine, 1) as other:
+        caller = Caller(engine)
+        engine.open(caller.channel, await engine.prepare_conversation(caller.channel, OPTIONS))
+        await caller.event()
+        await caller.send(Mark.FAILED_UNIT.value, speech=(SpeechRequest(3, "Hi."),))
+        await other.send()
+        failed = await caller.failure()
+        assert (failed.sequence, failed.is_fatal) == (0, True)
+        assert failed.record
+        assert failed.record.unit.audio.size == 16_000
+        assert failed.record.unit.speech[0].number == 3
+        await other.answer()
+        assert await engine.close(caller.channel)
+        await other.send()
+        await other.answer()
+
+
+async def test_rebuild_is_answered_when_its_units_are_rebuilt(engine: AnyEngine) -> None:
+    async with Caller.open(engine) as caller:
+        units = [past(number, context_length=7 + 12 * (number + 1)) for number in range(6)]
+        engine.rebuild(caller.channel, units[:3], has_more=True)
+        assert isinstance(await caller.event(), Rebuilt)
+        engine.rebuild(caller.channel, units[3:])
+        rebuilt = await caller.event()
+        assert isinstance(rebuilt, Rebuilt)
+        assert (rebuilt.context_length, rebuilt.is_complete) == (79, True)
+        await caller.send()
+        assert (await caller.answer()).output.context_length == 91
+        engine.rebuild(caller.channel, [replace(units[0], context_length=1)])
+        assert isinstance(await caller.event(), RebuildRefused)
+
+
+async def test_chat_waits_for_credit(engine: AnyEngine) -> None:
+    caller = Caller(engine)
+    message = ChatMessage(ChatRole.USER, ("one two",))
+    request = ChatRequest((message,), ChatOptions())
+    prepared = await engine.prepare_chat(caller.channel, request)
+    engine.open_chat(caller.channel, prepared, credit=2)
+    steps = [await caller.event(), await caller.event()]
+    async with Caller.open(engine, 1) as other:  # a later round has no step of the chat
+        await other.send()
+        await other.answer()
+    assert caller.events.empty()
+    for _ in range(2):
+        engine.return_credit(caller.channel)
+        steps.append(await caller.event())
+    outputs = [step.output for step in steps if isinstance(step, ChatStep)]
+    assert "".join(output.text for output in outputs) == "one two "
+    assert outputs[-1].finish is Finish.STOP
+    assert await engine.close(caller.channel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_family_beyond_duplane_runs_in_both(kind: Kind, tmp_path: Path) -> None:
+    family = {"checkpoint": tmp_path, "family": "support.echo_family"}
+    async with running_engine(kind, **family) as engine, Caller.open(engine) as caller:
+        await caller.send(0.5, UNIT_SAMPLES)
+        output = (await caller.answer()).output
+        assert output.audio.size == UNIT_SAMPLES * OUTPUT_HERTZ // 24_000
+        assert np.all(output.audio == 0.5)
+
+
+@pytest.mark.slow
+async def test_torch_model_gives_the_same_in_both(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    build_test_checkpoint(directory)
+    heard = np.random.default_rng(0).normal(0, 0.1, (3, 16_000)).astype(np.float32)
+    answers: list[list[tuple[tuple[int, ...], str]]] = []
+    memory: list[int] = []
+    for kind in KINDS:
+        settings = {"checkpoint": directory, "slot_count": 2, "context_token_limit": 1024}
+        async with (
+            running_engine(kind, threads=1, **settings) as engine,
+            Caller.open(engine) as caller,
+        ):
+            own: list[tuple[tuple[int, ...], str]] = []
+            for number, audio in enumerate(heard):
+                record = UnitRecord(Unit(0, audio, sequence=number), time.monotonic())
+                prepared = await engine.prepare_unit(caller.channel, record)
+                engine.put(caller.channel, prepared)
+                output = (await caller.answer()).output
+                own.append((output.token_ids, output.text))
+                assert output.stage_s["prefill"] > 0
+            answers.append(own)
+            memory.append(engine.memory_used_bytes)
+    assert answers[0] == answers[1]
+    assert memory[0] == memory[1] > 0
