@@ -12,6 +12,7 @@ from support.fabric.real_fabric import RealFabric
 from support.fabric.talker import WAIT_S, talking
 from support.time_limits import until
 
+from duplane.worker.engine.engine_process import ENGINE_MODULE
 from duplane.worker.models.scripted.model import Mark
 
 pytestmark = [pytest.mark.timing, pytest.mark.slow]
@@ -38,7 +39,7 @@ async def fabric() -> AsyncGenerator[RealFabric]:
 
 
 def engine_of(worker: psutil.Process) -> psutil.Process:
-    (engine,) = (one for one in worker.children() if "engine_child" in " ".join(one.cmdline()))
+    (engine,) = (one for one in worker.children() if ENGINE_MODULE in one.cmdline())
     return engine
 
 

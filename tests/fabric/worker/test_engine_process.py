@@ -24,7 +24,7 @@ from support.worker.engines import OPTIONS, Caller, new_engine
 from support.worker.fake_scheduler import FakeScheduler
 
 from duplane.fabric.process import FatalError, StartError
-from duplane.worker.engine.engine_process import EngineProcess
+from duplane.worker.engine.engine_process import ENGINE_MODULE, EngineProcess
 from duplane.worker.models.interface import DeviceLostError
 from duplane.worker.models.scripted.model import Mark
 
@@ -220,7 +220,7 @@ async def test_worker_that_is_ended_while_it_loads_leaves_no_process() -> None:
 
     async def is_there() -> bool:
         children = psutil.Process().children()
-        found[:] = [one for one in children if "engine_child" in " ".join(one.cmdline())]
+        found[:] = [one for one in children if ENGINE_MODULE in one.cmdline()]
         return bool(found)
 
     await until(is_there, WITHIN_S)

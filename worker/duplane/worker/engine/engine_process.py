@@ -59,8 +59,10 @@ from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
+ENGINE_MODULE = "duplane.worker.engine.engine_child"
+"""The program of the engine process, as its command line names it."""
 # With -P the process imports no modules from the working directory.
-_CHILD = (sys.executable, "-P", "-m", "duplane.worker.engine.engine_child")
+_CHILD = (sys.executable, "-P", "-m", ENGINE_MODULE)
 # Signals that only the worker handles. A terminal or systemd may send them to both processes.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import psutil
+
 from duplane.fabric.addresses import Address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.tls.credentials import FabricCredentials
@@ -22,6 +24,7 @@ from duplane.tools.up.fabric import UpSettings, running
 from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
 from duplane.tools.up.supervisor import Role
 from duplane.tools.up.temporary import temporary_directory
+from duplane.worker.engine.engine_process import ENGINE_MODULE
 
 _SPARE_SLOTS = 4  # for sessions that begin while other slots are being cleaned
 _FREE_TIMEOUT_S = 15.0
@@ -153,7 +156,7 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             {
                 "edge": lambda: [one.process_id for one in edges],
                 "scheduler": lambda: [scheduler.process_id],
-                "worker": lambda: [worker.process_id for worker in workers],
+                "worker": lambda: _with_engines([worker.process_id for worker in workers]),
             },
             True,
             receiver,
@@ -178,6 +181,17 @@ async def _further_edges(options: FabricBench, scheduler: str) -> AsyncGenerator
         finally:
             for role in roles:
                 await role.stop()
+
+
+def _with_engines(worker_ids: Sequence[int]) -> list[int]:
+    """Return the ids of workers and of their engine processes. Raises psutil.NoSuchProcess."""
+    engine_ids = [
+        child.pid
+        for worker_id in worker_ids
+        for child in psutil.Process(worker_id).children()
+        if ENGINE_MODULE in child.cmdline()
+    ]
+    return [*worker_ids, *engine_ids]
 
 
 def _always(process_ids: Sequence[int]) -> ProcessIds:
