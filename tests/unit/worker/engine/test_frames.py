@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import numpy as np
@@ -14,19 +14,25 @@ from hypothesis import strategies as st
 from duplane.worker.engine import frames
 from duplane.worker.engine.frames import Frames, encode
 
-HEAD_BYTES = 12
-
 
 class Transport:
-    """Keeps what is written, and has `unsent` bytes in its buffer."""
+    """Keeps what is written, and has `unsent` bytes in its buffer.
+
+    It calls `pause` after each write.
+    """
 
     def __init__(self, unsent: int = 0) -> None:
         self.written: list[bytes] = []
         self.unsent = unsent
         self.is_over = False
+        self.pause: Callable[[], None] = lambda: None
 
     def writelines(self, parts: Iterable[bytes | memoryview]) -> None:
-        self.written += [bytes(part) for part in parts]
+        self.written.append(b"".join(parts))
+        self.pause()
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -58,15 +64,24 @@ class End:
             content = content[count:]
 
 
-def content_of(message: object) -> bytes:
-    return b"".join(map(bytes, encode(message)))
+def content_of(*messages: object) -> bytes:
+    """Return what is sent for messages of one slot."""
+    end = End()
+    for message in messages:
+        end.frames.send(message, 3)
+    return b"".join(end.transport.written)
 
 
-@given(st.lists(st.integers(0, 300), max_size=5), st.integers(1, 1000))
-def test_messages_arrive_in_order_in_pieces_of_any_size(sizes: list[int], most: int) -> None:
+@given(st.lists(st.integers(0, 300), max_size=5), st.integers(1, 1000), st.integers(1, 2000))
+def test_messages_arrive_in_order_in_pieces_of_any_size(
+    sizes: list[int], most: int, piece_bytes: int
+) -> None:
     sent = [np.arange(size, dtype=np.float32) for size in sizes]
     end = End()
-    end.receive(content_of(("all", sent)) + b"".join(content_of((each,)) for each in sent), most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "_PIECE_BYTES", piece_bytes)
+        content = content_of(("all", sent), *((each,) for each in sent))
+    end.receive(content, most)
     (kind, together), *alone = cast("list[tuple[str, list[np.ndarray]]]", end.messages)
     assert kind == "all"
     for arrays in (together, [each for (each,) in cast("list[tuple[np.ndarray]]", alone)]):
@@ -80,6 +95,21 @@ def test_large_array_is_not_copied_into_the_pickle() -> None:
     head, buffer = encode(array)
     assert len(head) < 1000
     assert np.shares_memory(np.frombuffer(buffer, np.float32), array)
+
+
+def test_small_messages_of_other_slots_come_between_the_pieces_of_a_large_one() -> None:
+    sender, receiver = End(), End()
+    sender.transport.pause = sender.frames.pause_writing
+    sender.frames.send(("large", np.zeros(1 << 20, np.uint8)), 1)
+    sender.frames.send(("small",), 2)
+    sender.frames.send(("behind",), 1)
+    sender.frames.send(("large, too", np.zeros(1 << 20, np.uint8)), 4)
+    assert len(sender.transport.written) == 2, "the transport does not take more"
+    while sender.frames._waiting:
+        sender.frames.resume_writing()
+    receiver.receive(b"".join(sender.transport.written), 1 << 20)
+    names = [message[0] for message in cast("list[tuple[str]]", receiver.messages)]
+    assert names == ["small", "large", "behind", "large, too"]
 
 
 def test_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +140,7 @@ def test_frame_that_is_too_large_is_refused(
 
 def test_head_with_more_buffers_than_its_body_has_sizes_is_refused() -> None:
     with pytest.raises(ValueError, match="4 buffers"):
-        End().receive(frames._HEAD.pack(4, 31), HEAD_BYTES)
+        End().receive(frames._PIECE.pack(0, 12) + frames._HEAD.pack(4, 31), 20)
 
 
 def test_connection_whose_other_end_does_not_read_is_given_up() -> None:

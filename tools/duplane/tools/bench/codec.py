@@ -1,4 +1,7 @@
-"""`duplane bench codec`: the edge's cost of JSON and base64 for one unit, and of base64 alone."""
+"""`duplane bench codec`: the edge's cost of JSON and base64 for one unit, and of base64 alone.
+
+Then the cost of the messages between a worker and its engine process.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, pcm_from_samples
 from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
+from duplane.tools.bench.engine_frames import bench_engine_frames
 from duplane.tools.bench.report import show
 
 _ROUNDS = 7
@@ -103,3 +107,4 @@ def bench_codec() -> None:
         ("", "up", "down", "both"),
         [(name, f"{u:.1f}", f"{d:.1f}", f"{u + d:.1f}") for name, u, d in rows],
     )
+    bench_engine_frames(_best_us)

@@ -47,7 +47,10 @@ def _run(measuring: Coroutine[Any, Any, object]) -> int:
 
 @bench.command
 def codec() -> None:
-    """Measure the edge's cost of JSON and base64 for one unit, and of base64 alone."""
+    """Measure the edge's cost of JSON and base64 for one unit, and of base64 alone.
+
+    Also measure the cost of the messages between a worker and its engine process.
+    """
     from duplane.tools.bench.codec import bench_codec
 
     bench_codec()

@@ -133,7 +133,8 @@ class _Child:
 
     async def _close(self, engine: DeviceThread, channel: SlotChannel) -> None:
         is_clean = await engine.close(channel)
-        self._frames.send(Closed(channel.slot, is_clean, engine.memory_used_bytes))
+        closed = Closed(channel.slot, is_clean, engine.memory_used_bytes)
+        self._frames.send(closed, channel.slot)
 
     def _post(self, slot: int, event: Event) -> None:
         """Send an event. The worker still has the sound and the pictures of the unit."""
@@ -144,7 +145,7 @@ class _Child:
                 event = DroppedUnit(FailedUnit(entry.sequence, "", "", number=entry.number))
             case _:
                 pass
-        self._frames.send(Posted(slot, event))
+        self._frames.send(Posted(slot, event), slot)
 
     def _lose(self) -> None:
         if not self._lost.done():

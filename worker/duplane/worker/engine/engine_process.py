@@ -243,7 +243,7 @@ class EngineProcess(Engine[RemoteChannel]):
     def _send(self, channel: RemoteChannel, message: SlotMessage) -> None:
         """Send a message unless its channel is being closed: the slot may have its next channel."""
         if channel.is_clean is None:
-            self._frames.send(message)
+            self._frames.send(message, channel.slot)
 
     def _receive(self, message: object) -> None:
         match message:

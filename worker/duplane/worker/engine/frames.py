@@ -4,6 +4,9 @@ A frame is a head (the number of buffers, and the bytes of the body), a body (th
 buffer, then a pickle of protocol 5) and the buffers: the memory of large arrays, which is neither
 copied into the pickle nor out of it.
 
+A frame is sent in pieces. Those of one slot follow each other, but frames of other slots may come
+between them. So the pictures of one session delay the units of the others only by a few pieces.
+
 Unpickling can run any code, so both ends must trust each other. They do: a worker starts its engine
 process itself, with its own program and user, and no other process has an end of the socketpair.
 What clients send is data in fields of the messages.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import struct
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import cast
 
@@ -22,25 +26,35 @@ import numpy as np
 MAX_FRAME_BYTES = 512 * 1024**2
 """Maximum size of a frame. Past units with pictures and chats with videos need up to 400 MB."""
 _MAX_UNSENT_BYTES = 2 * MAX_FRAME_BYTES
+_PIECE_BYTES = 256 * 1024
+_ALL_SLOTS = -1
 _HEAD = struct.Struct("<IQ")
+_PIECE = struct.Struct("<iI")  # slot, bytes
 
 
 class Frames(asyncio.BufferedProtocol):
     """One end of the connection.
 
-    `on_message` is called with each message, in order. `on_lost` is called once, when the other end
-    is gone, a frame is not valid, or more than `_MAX_UNSENT_BYTES` wait because the other end does
-    not read.
+    `on_message` is called with each message; messages of one slot keep their order. `on_lost` is
+    called once, when the other end is gone, a frame is not valid, or more than `_MAX_UNSENT_BYTES`
+    wait because the other end does not read.
     """
 
     def __init__(self, on_message: Callable[[object], None], on_lost: Callable[[], None]) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
-        self._parts = self._receive()
-        self._rest = next(self._parts)  # of the part that is being received
         self._transport: asyncio.WriteTransport | None = None
+        self._is_paused = False
+        # What is not given to the transport yet, by slot. The first slot has the next piece.
+        self._waiting: dict[int, deque[memoryview]] = {}
+        self._waiting_bytes = 0
+        self._streams: dict[int, _Stream] = {}
+        self._stream: _Stream | None = None  # of the piece that is being received
+        self._left = 0  # bytes of this piece
+        self._head = bytearray(_PIECE.size)
+        self._head_rest = memoryview(self._head)
 
-    def send(self, message: object) -> None:
+    def send(self, message: object, slot: int = _ALL_SLOTS) -> None:
         """Send a message; without effect when the connection is lost.
 
         Its arrays must not change any more. Raises ValueError if the frame is too large.
@@ -48,32 +62,84 @@ class Frames(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.writelines(encode(message))
-        if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+        parts = encode(message)
+        size = sum(map(len, parts))
+        if size <= _PIECE_BYTES and slot not in self._waiting:
+            transport.writelines([_PIECE.pack(slot, size), *parts])
+        else:
+            self._waiting.setdefault(slot, deque()).extend(filter(len, parts))
+            self._waiting_bytes += size
+            self._write()
+        if self._waiting_bytes + transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             transport.abort()
 
     def close(self) -> None:
-        """Close the connection when all messages are sent."""
+        """Close the connection when the small messages are sent; the pieces of others are lost."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
+        self._transport.set_write_buffer_limits(_PIECE_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
+        self._waiting.clear()
         self._on_lost()
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._write()
+
+    def _write(self) -> None:
+        """Write pieces, of each slot in turn, while the transport takes them."""
+        while self._waiting and self._transport and not self._is_paused:
+            slot, parts = next(iter(self._waiting.items()))
+            del self._waiting[slot]
+            piece = _take(parts)
+            if parts:
+                self._waiting[slot] = parts
+            size = sum(map(len, piece))
+            self._waiting_bytes -= size
+            self._transport.writelines([_PIECE.pack(slot, size), *piece])
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        return self._rest
+        return self._stream.rest[: self._left] if self._stream else self._head_rest
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._rest = self._rest[nbytes:]
-        if not self._rest:
-            self._rest = next(self._parts)
+        if self._stream:
+            self._left -= nbytes
+            self._stream.fill(nbytes)
+            if not self._left:
+                self._stream = None
+            return
+        self._head_rest = self._head_rest[nbytes:]
+        if not self._head_rest:
+            slot, self._left = _PIECE.unpack(self._head)
+            self._head_rest = memoryview(self._head)
+            if slot not in self._streams:
+                self._streams[slot] = _Stream(self._on_message)
+            self._stream = self._streams[slot]
 
-    def _receive(self) -> Generator[memoryview]:
+
+class _Stream:
+    """Puts together the frames of one slot. `rest` is where the next bytes belong."""
+
+    def __init__(self, on_message: Callable[[object], None]) -> None:
+        self._parts = self._receive(on_message)
+        self.rest = next(self._parts)
+
+    def fill(self, count: int) -> None:
+        """Note that `count` bytes of `rest` have come."""
+        self.rest = self.rest[count:]
+        if not self.rest:
+            self.rest = next(self._parts)
+
+    def _receive(self, on_message: Callable[[object], None]) -> Generator[memoryview]:
         """Yield each part to receive, and deliver a message when all its parts are there."""
         while True:
             head = bytearray(_HEAD.size)
@@ -88,10 +154,10 @@ class Frames(asyncio.BufferedProtocol):
                 raise ValueError(f"the buffers of a frame have {sum(sizes)} bytes")
             buffers = [np.empty(size, np.uint8).data for size in sizes]
             yield from filter(len, buffers)
-            self._on_message(pickle.loads(body[8 * count :], buffers=buffers))
+            on_message(pickle.loads(body[8 * count :], buffers=buffers))
 
 
-def encode(message: object) -> list[bytes | memoryview]:
+def encode(message: object) -> list[memoryview]:
     """Return the parts of the message's frame. Raises ValueError if the frame is too large."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -100,4 +166,17 @@ def encode(message: object) -> list[bytes | memoryview]:
     size = len(sizes) + len(body)
     if max(size, sum(map(len, raw))) > MAX_FRAME_BYTES:
         raise ValueError(f"a message has more than {MAX_FRAME_BYTES} bytes")
-    return [_HEAD.pack(len(raw), size) + sizes + body, *raw]
+    return [memoryview(_HEAD.pack(len(raw), size) + sizes + body), *raw]
+
+
+def _take(parts: deque[memoryview]) -> list[memoryview]:
+    """Remove the next piece from `parts` and return it."""
+    piece: list[memoryview] = []
+    left = _PIECE_BYTES
+    while parts and left:
+        part = parts.popleft()
+        piece.append(part[:left])
+        if len(part) > left:
+            parts.appendleft(part[left:])
+        left -= len(piece[-1])
+    return piece
