@@ -226,7 +226,7 @@ def running(model: TimedModel) -> tuple[DeviceThread, ModelRunner, list[SlotChan
     )
     thread._loop = asyncio.get_running_loop()
     runner = ModelRunner(model, 1, thread._channels, thread._post, lock=thread._lock)
-    thread._runner = runner
+    thread.constants = model.constants
     channels = [thread.attach(slot, ignore) for slot in range(SLOTS)]
     for channel in channels[:CHAT] + channels[REBUILDING : REBUILDING + 1]:
         thread.open(channel, model.conversation(ConversationOptions()))

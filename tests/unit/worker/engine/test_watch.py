@@ -41,12 +41,12 @@ async def test_worker_that_was_stopped_does_not_blame_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thread = watched(monkeypatch, [0.0, 0.01, 0.01, 0.02, 150.0])
-    thread._busy_since_s = 0.0  # as the last report before the stop says
+    thread.busy_since_s = 0.0  # as the last report before the stop says
     await thread.watch(STUCK_S, HUNG_S, no_call)
 
 
 async def test_call_that_has_not_returned_is_a_lost_device(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = watched(monkeypatch, [150.0, 150.01, 150.02, 151.0])
-    thread._busy_since_s = 0.0
+    thread.busy_since_s = 0.0
     with pytest.raises(DeviceLostError, match="has not returned for 150 s"):
         await thread.watch(STUCK_S, HUNG_S, no_call)

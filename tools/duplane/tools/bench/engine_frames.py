@@ -12,7 +12,7 @@ from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
 from duplane.tools.bench.report import show
 from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.engine.frames import Frames
-from duplane.worker.engine.messages import Posted, Put
+from duplane.worker.engine.messages import Call, Posted
 from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
 from duplane.worker.models.types import FloatArray, Unit, UnitOutput
 
@@ -80,7 +80,7 @@ def bench_engine_frames(best_us: Callable[[Callable[[], object]], float]) -> Non
     speech = np.ones(OUTPUT_RATE_HERTZ, np.float32)
     rows: list[tuple[str, ...]] = []
     for name, message in (
-        ("unit", Put(0, UnitRecord(_unit(INPUT_RATE_HERTZ)))),
+        ("unit", Call(0, "put", {"entry": UnitRecord(_unit(INPUT_RATE_HERTZ))})),
         ("answer: listens", _answer(speech[:0], is_listen=True)),
         ("answer: speaks", _answer(speech, is_listen=False)),
     ):

@@ -22,14 +22,7 @@ from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.engine.round import choose
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import BatchRecord
-from duplane.worker.models.interface import (
-    Device,
-    DeviceDescription,
-    ModelConstants,
-    Open,
-    Preparer,
-    StartChat,
-)
+from duplane.worker.models.interface import Device, Open, StartChat
 from duplane.worker.models.types import PastUnit
 from duplane.worker.settings import WorkerSettings
 
@@ -59,8 +52,7 @@ class DeviceThread(Engine[SlotChannel]):
         self._closing: deque[tuple[SlotChannel, asyncio.Future[bool]]] = deque()
         self._numbers = itertools.count(1)  # for `SlotChannel.since`
         self._is_stopping = False
-        self._busy_since_s: float | None = None
-        self._runner: ModelRunner | None = None
+        self._has_loaded = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     @classmethod
@@ -82,39 +74,13 @@ class DeviceThread(Engine[SlotChannel]):
         with self._lock:
             self._is_stopping = True
             self._lock.notify()
-        if self._runner is None or self._is_hung:
+        if self._is_hung or not self._has_loaded:
             return  # a load or a hung call cannot be interrupted; it ends with the process
         done, _ = await asyncio.wait({self.ended}, timeout=JOIN_TIMEOUT_S)
         if not done:
             _log.error("the device thread does not end; the process exits without it")
         elif error := self.ended.exception():
             _log.error("the device thread had failed: %r", error)
-
-    @property
-    def busy_since_s(self) -> float | None:
-        return self._busy_since_s
-
-    @property
-    def _started(self) -> ModelRunner:
-        if self._runner is None:
-            raise RuntimeError("the device thread has not loaded the model")
-        return self._runner
-
-    @property
-    def constants(self) -> ModelConstants:
-        return self._started.model.constants
-
-    @property
-    def description(self) -> DeviceDescription:
-        return self._device.description()
-
-    @property
-    def memory_used_bytes(self) -> int:
-        return self._started.memory_used_bytes
-
-    @property
-    def _preparer(self) -> Preparer:
-        return self._started.preparer
 
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
         inbox = Inbox(self.constants.count_of(self._inbox_unit_count))
@@ -185,7 +151,10 @@ class DeviceThread(Engine[SlotChannel]):
             self._call(self._resolve, self._loaded, error)
             self._call(self._resolve, self.ended, None)
             return
-        self._runner = runner
+        self._preparer, self.constants = runner.preparer, runner.model.constants
+        self.description = self._device.description()
+        self.memory_used_bytes = runner.memory_used_bytes
+        self._has_loaded = True
         self._call(self._resolve, self._loaded, None)
         try:
             while not self._is_stopping:
@@ -210,22 +179,23 @@ class DeviceThread(Engine[SlotChannel]):
         for slot, answer in chosen.answers:
             self._post(self._channels[slot], answer)
         while launch is not None:
-            self._busy_since_s = time.monotonic()
+            self.busy_since_s = time.monotonic()
             runner.advance(launch)
             with self._lock:
                 launch = next(chosen.launches, None)
-        self._busy_since_s = None
+        self.busy_since_s = None
 
     def _close_slots(self, runner: ModelRunner) -> None:
         """Clean the slots whose channels are closed."""
         while self._closing:  # only this thread removes entries
             channel, resolved = self._closing.popleft()
-            self._busy_since_s = time.monotonic()
+            self.busy_since_s = time.monotonic()
             is_clean = runner.close(channel.slot)
+            self.memory_used_bytes = runner.memory_used_bytes
             with self._lock:
                 del self._channels[channel.slot]
             self._call(self._resolve, resolved, is_clean)
-        self._busy_since_s = None
+        self.busy_since_s = None
 
     def _post(self, channel: SlotChannel, event: Event) -> None:
         self._call(channel.on_event, event)

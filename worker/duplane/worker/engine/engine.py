@@ -39,7 +39,23 @@ OwnChannel = TypeVar("OwnChannel", bound=Channel)
 
 
 class Engine(abc.ABC, Generic[OwnChannel]):
-    """All methods are for the event loop. A channel belongs to the engine that has attached it."""
+    """All methods are for the event loop. A channel belongs to the engine that has attached it.
+
+    `start` sets these attributes:
+
+    - `ended`: done when no model runs any more, with the exception if the model has failed.
+    - `constants` of the model; `description` of the device, for operators.
+    - `memory_used_bytes`: the device memory in use at the latest cleanup.
+    - `busy_since_s`: when the current call into the model began, by the monotonic clock; None if
+      there is none.
+    """
+
+    ended: asyncio.Future[None]
+    constants: ModelConstants
+    description: DeviceDescription
+    memory_used_bytes: int
+    busy_since_s: float | None = None
+    _preparer: Preparer
 
     def __init__(self) -> None:
         self._pools = ThreadPools()
@@ -50,8 +66,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
     async def start(self) -> None:
         """Load the model and warm it up. Raises the exceptions of loading."""
         self._loop = asyncio.get_running_loop()
-        # Done when no model runs any more. If it has failed, this has the exception.
-        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.ended = self._loop.create_future()
         await self._load()
 
     async def stop(self) -> None:
@@ -93,30 +108,6 @@ class Engine(abc.ABC, Generic[OwnChannel]):
                 is_stuck = not is_stuck
                 await on_stuck(is_stuck)
         self.ended.result()
-
-    @property
-    @abc.abstractmethod
-    def busy_since_s(self) -> float | None:
-        """When the current call into the model began, by the monotonic clock; None without one."""
-
-    @property
-    @abc.abstractmethod
-    def constants(self) -> ModelConstants:
-        """The constants of the loaded model."""
-
-    @property
-    @abc.abstractmethod
-    def description(self) -> DeviceDescription:
-        """The device, for operators."""
-
-    @property
-    @abc.abstractmethod
-    def memory_used_bytes(self) -> int:
-        """The device memory in use at the latest cleanup."""
-
-    @property
-    @abc.abstractmethod
-    def _preparer(self) -> Preparer: ...
 
     @abc.abstractmethod
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> OwnChannel:

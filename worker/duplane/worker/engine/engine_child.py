@@ -21,17 +21,12 @@ from duplane.worker.engine.frames import Frames
 from duplane.worker.engine.messages import (
     Alive,
     Attach,
-    Begin,
+    Call,
     Close,
     Closed,
-    Failed,
+    Ended,
     Loaded,
-    Mute,
-    NotLoaded,
     Posted,
-    Put,
-    RebuildUnits,
-    ReturnCredit,
     Start,
 )
 from duplane.worker.engine.slot_channel import SlotChannel
@@ -74,37 +69,35 @@ class _Child:
             engine = self._engine = DeviceThread.from_settings(settings, open_device(settings))
             await engine.start()
         except Exception as error:  # noqa: BLE001 - the root of the process; the worker raises it again
-            is_refused = isinstance(error, LoadError)
-            if not is_refused:
+            ended = Ended(str(error), is_refused=isinstance(error, LoadError))
+            if not ended.is_refused:
                 _log.exception("the model cannot be loaded")
-            await self._send_last(NotLoaded(str(error), is_refused))
         else:
             engine.on_batch = self._frames.send
             gc.collect()
             gc.freeze()  # as `fabric.process.announce`
             loaded = Loaded(engine.constants, engine.description, engine.memory_used_bytes)
             self._frames.send(loaded)
-            await self._run(engine, min(settings.stuck_after_s, settings.hung_after_s))
+            ended = await self._run(engine, min(settings.stuck_after_s, settings.hung_after_s))
+        await asyncio.sleep(0)  # log records go first
+        self._frames.send(ended)
         self._frames.close()
         await self._lost
 
-    async def _run(self, engine: DeviceThread, limit_s: float) -> None:
-        while not (engine.ended.done() or self._lost.done()):
+    async def _run(self, engine: DeviceThread, limit_s: float) -> Ended:
+        """Send signs of life until the connection is lost or the model has ended."""
+        ends = {engine.ended, self._lost}
+        while not any(end.done() for end in ends):
             self._frames.send(Alive(engine.busy_since_s))
-            ends = {engine.ended, self._lost}
-            await asyncio.wait(
-                ends, timeout=limit_s / _SIGNS_OF_LIFE, return_when=asyncio.FIRST_COMPLETED
-            )
-        if not engine.ended.done():
+            period_s = limit_s / _SIGNS_OF_LIFE
+            await asyncio.wait(ends, timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._lost.done():
             await engine.stop()
-        elif error := engine.ended.exception():
-            if not isinstance(error, DeviceLostError):
-                _log.error("the device thread has failed", exc_info=error)
-            await self._send_last(Failed(str(error)))
-
-    async def _send_last(self, message: NotLoaded | Failed) -> None:
-        await asyncio.sleep(0)  # log records go first
-        self._frames.send(message)
+            return Ended("the worker has ended")
+        error = engine.ended.exception()
+        if not isinstance(error, DeviceLostError):
+            _log.error("the device thread has failed", exc_info=error)
+        return Ended(str(error))
 
     def _receive(self, message: object) -> None:
         match message:
@@ -114,16 +107,8 @@ class _Child:
                 raise ValueError(f"{type(message).__name__} has come before the model is loaded")
             case Attach(slot):
                 self._channels[slot] = self._engine.attach(slot, partial(self._post, slot))
-            case Begin(slot, item, credit):
-                self._engine.begin(self._channels[slot], item, credit)
-            case Put(slot, entry):
-                self._engine.put(self._channels[slot], entry)
-            case RebuildUnits(slot, units, has_more):
-                self._engine.rebuild(self._channels[slot], units, has_more=has_more)
-            case ReturnCredit(slot):
-                self._engine.return_credit(self._channels[slot])
-            case Mute(slot):
-                self._engine.mute(self._channels[slot])
+            case Call(slot, method, arguments):
+                getattr(self._engine, method)(self._channels[slot], **arguments)
             case Close(slot):
                 task = asyncio.create_task(self._close(self._engine, self._channels.pop(slot)))
                 self._tasks.add(task)

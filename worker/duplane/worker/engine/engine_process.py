@@ -28,30 +28,21 @@ from duplane.worker.engine.inbox import Entry
 from duplane.worker.engine.messages import (
     Alive,
     Attach,
-    Begin,
+    Call,
     Close,
     Closed,
-    Failed,
+    Ended,
     Loaded,
-    Mute,
-    NotLoaded,
     Posted,
-    Put,
-    RebuildUnits,
-    ReturnCredit,
-    SlotMessage,
     Start,
 )
 from duplane.worker.engine.slot_channel import Channel
 from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
 from duplane.worker.models.interface import (
     Device,
-    DeviceDescription,
     DeviceLostError,
     LoadError,
-    ModelConstants,
     Open,
-    Preparer,
     StartChat,
 )
 from duplane.worker.models.types import PastUnit
@@ -139,9 +130,7 @@ class EngineProcess(Engine[RemoteChannel]):
         self._device = device
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._loaded: tuple[Preparer, Loaded] | None = None
-        self._memory_used_bytes = 0
-        self._busy_since_s: float | None = None
+        self._has_loaded = False
         self._channels: dict[int, RemoteChannel] = {}
         self._numbers = itertools.count(1)  # of entries
         self._batches: dict[float, BatchRecord] = {}  # that run, by `started_s`
@@ -155,9 +144,10 @@ class EngineProcess(Engine[RemoteChannel]):
         await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
         self._frames.send(Start(self._settings))
         preparing = asyncio.to_thread(self._device.load_preparer)
-        preparer, loaded = await asyncio.gather(preparing, self._loading)
-        self._loaded = preparer, loaded
-        self._memory_used_bytes = loaded.memory_used_bytes
+        self._preparer, loaded = await asyncio.gather(preparing, self._loading)
+        self.constants, self.description = loaded.constants, loaded.description
+        self.memory_used_bytes = loaded.memory_used_bytes
+        self._has_loaded = True
 
     async def _stop(self) -> None:
         if self._process is None:
@@ -165,7 +155,7 @@ class EngineProcess(Engine[RemoteChannel]):
         if not self.ended.done():
             self.ended.set_result(None)
         self._frames.close()  # then the process ends
-        if self._loaded is None or self._is_hung:
+        if self._is_hung or not self._has_loaded:
             self._process.kill()  # a load or a hung call cannot be interrupted
         code = await asyncio.to_thread(_wait, self._process)
         if self.ended.exception():
@@ -176,32 +166,6 @@ class EngineProcess(Engine[RemoteChannel]):
         """The id of the engine process; 0 before `start`."""
         return self._process.pid if self._process else 0
 
-    @property
-    def busy_since_s(self) -> float | None:
-        return self._busy_since_s
-
-    @property
-    def _started(self) -> tuple[Preparer, Loaded]:
-        if self._loaded is None:
-            raise RuntimeError("the engine process has not loaded the model")
-        return self._loaded
-
-    @property
-    def constants(self) -> ModelConstants:
-        return self._started[1].constants
-
-    @property
-    def description(self) -> DeviceDescription:
-        return self._started[1].description
-
-    @property
-    def memory_used_bytes(self) -> int:
-        return self._memory_used_bytes
-
-    @property
-    def _preparer(self) -> Preparer:
-        return self._started[0]
-
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> RemoteChannel:
         if slot in self._channels:
             raise ValueError(f"slot {slot} is in use")
@@ -210,15 +174,15 @@ class EngineProcess(Engine[RemoteChannel]):
         return channel
 
     def begin(self, channel: RemoteChannel, item: Open | StartChat, credit: int = 0) -> None:
-        self._send(channel, Begin(channel.slot, item, credit))
+        self._send(channel, Call(channel.slot, "begin", {"item": item, "credit": credit}))
 
     def return_credit(self, channel: RemoteChannel) -> None:
-        self._send(channel, ReturnCredit(channel.slot))
+        self._send(channel, Call(channel.slot, "return_credit"))
 
     def rebuild(
         self, channel: RemoteChannel, units: Sequence[PastUnit], *, has_more: bool = False
     ) -> None:
-        self._send(channel, RebuildUnits(channel.slot, units, has_more))
+        self._send(channel, Call(channel.slot, "rebuild", {"units": units, "has_more": has_more}))
 
     def _put(self, channel: RemoteChannel, entry: Entry) -> None:
         number = next(self._numbers)
@@ -228,11 +192,11 @@ class EngineProcess(Engine[RemoteChannel]):
             sent = FailedUnit(entry.sequence, entry.reason, entry.message, number=number)
         if not channel.is_muted:
             channel.entries[number] = entry
-            self._send(channel, Put(channel.slot, sent))
+            self._send(channel, Call(channel.slot, "put", {"entry": sent}))
 
     def mute(self, channel: RemoteChannel) -> None:
         if not channel.is_muted:
-            self._send(channel, Mute(channel.slot))
+            self._send(channel, Call(channel.slot, "mute"))
             channel.mute()
 
     async def _close(self, channel: RemoteChannel) -> bool:
@@ -240,7 +204,7 @@ class EngineProcess(Engine[RemoteChannel]):
         channel.is_clean = self._loop.create_future()
         return await channel.is_clean
 
-    def _send(self, channel: RemoteChannel, message: SlotMessage) -> None:
+    def _send(self, channel: RemoteChannel, message: Attach | Call | Close) -> None:
         """Send a message unless its channel is being closed: the slot may have its next channel."""
         if channel.is_clean is None:
             self._frames.send(message, channel.slot)
@@ -257,13 +221,13 @@ class EngineProcess(Engine[RemoteChannel]):
                 batch.settle_s, batch.ended_s = message.settle_s, message.ended_s
                 self._loop.call_soon(self.on_batch, batch)
             case Closed(slot, is_clean, memory_used_bytes):
-                self._memory_used_bytes = memory_used_bytes
+                self.memory_used_bytes = memory_used_bytes
                 closed = self._channels.pop(slot).is_clean
                 if closed and not closed.done():
                     closed.set_result(is_clean)
             case Alive(busy_since_s):
                 # Without a call, it is known until now that there was none.
-                self._busy_since_s = busy_since_s or time.monotonic()
+                self.busy_since_s = busy_since_s or time.monotonic()
             case logging.LogRecord():
                 logger = logging.getLogger(message.name)
                 if logger.isEnabledFor(message.levelno):
@@ -276,12 +240,11 @@ class EngineProcess(Engine[RemoteChannel]):
         match message:
             case Loaded() if not self._loading.done():
                 self._loading.set_result(message)
-            case NotLoaded() if not self._loading.done():
-                kind = LoadError if message.is_refused else RuntimeError
-                self._loading.set_exception(kind(message.message))
+            case Ended(why, is_refused) if not self._loading.done():
+                self._loading.set_exception((LoadError if is_refused else RuntimeError)(why))
                 self.ended.set_result(None)
-            case Failed():
-                self._lose(message.message)
+            case Ended(why):
+                self._lose(why)
             case _:
                 raise ValueError(f"an unexpected {type(message).__name__}")
 

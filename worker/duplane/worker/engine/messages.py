@@ -6,21 +6,19 @@ records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from duplane.worker.engine.events import Event
-from duplane.worker.engine.inbox import Entry
-from duplane.worker.models.interface import DeviceDescription, ModelConstants, Open, StartChat
-from duplane.worker.models.types import PastUnit
+from duplane.worker.models.interface import DeviceDescription, ModelConstants
 from duplane.worker.settings import WorkerSettings
 
-# To the engine process. A message with a slot has the effect of a method of `Engine`.
+# To the engine process.
 
 
 @dataclass(frozen=True)
 class Start:
-    """Load the model of these settings. The answer is Loaded or NotLoaded."""
+    """Load the model of these settings. The answer is Loaded or Ended."""
 
     settings: WorkerSettings
 
@@ -31,35 +29,12 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class Begin:
-    slot: int
-    item: Open | StartChat
-    credit: int
-
-
-@dataclass(frozen=True)
-class Put:
-    """A unit, or the answer to a refused unit, with the number that the events name."""
+class Call:
+    """Call a method of `Engine` with the slot's channel and these named arguments."""
 
     slot: int
-    entry: Entry
-
-
-@dataclass(frozen=True)
-class RebuildUnits:
-    slot: int
-    units: Sequence[PastUnit]
-    has_more: bool
-
-
-@dataclass(frozen=True)
-class ReturnCredit:
-    slot: int
-
-
-@dataclass(frozen=True)
-class Mute:
-    slot: int
+    method: Literal["begin", "return_credit", "rebuild", "put", "mute"]
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -69,8 +44,6 @@ class Close:
     slot: int
 
 
-SlotMessage = Attach | Begin | Put | RebuildUnits | ReturnCredit | Mute | Close
-
 # From the engine process.
 
 
@@ -79,14 +52,6 @@ class Loaded:
     constants: ModelConstants
     description: DeviceDescription
     memory_used_bytes: int
-
-
-@dataclass(frozen=True)
-class NotLoaded:
-    """The model cannot be loaded. `is_refused`: because of the checkpoint or the device."""
-
-    message: str
-    is_refused: bool
 
 
 @dataclass(frozen=True)
@@ -112,7 +77,11 @@ class Alive:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The model has ended with an error. No other message follows."""
+class Ended:
+    """The model cannot be loaded, or has ended with an error. No other message follows.
+
+    `is_refused`: it cannot be loaded because of the checkpoint or the device.
+    """
 
     message: str
+    is_refused: bool = False
