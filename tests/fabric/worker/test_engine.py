@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.echo_family import OUTPUT_HERTZ, UNIT_SAMPLES
 from support.test_checkpoint.build import build_test_checkpoint
 from support.time_limits import WITHIN_S
@@ -25,9 +27,17 @@ from duplane.worker.engine.events import (
     RebuildRefused,
 )
 from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
-from duplane.worker.models.chat import ChatMessage, ChatOptions, ChatRequest, ChatRole, Finish
+from duplane.worker.models.chat import (
+    ChatImage,
+    ChatMessage,
+    ChatOptions,
+    ChatOutput,
+    ChatRequest,
+    ChatRole,
+    Finish,
+)
 from duplane.worker.models.scripted.model import SPEECH, Mark
-from duplane.worker.models.types import PastUnit, Rebuilt, SpeechRequest, Unit
+from duplane.worker.models.types import DecodeMode, PastUnit, Rebuilt, SpeechRequest, Unit
 from duplane.worker.settings import ScriptSettings
 
 pytestmark = pytest.mark.timing
@@ -35,6 +45,9 @@ pytestmark = pytest.mark.timing
 UNIT_S = 0.05
 SCRIPT = ScriptSettings(scripted_unit_s=UNIT_S)
 PICTURE = b"picture"
+_encoded = io.BytesIO()
+Image.new("RGB", (320, 240), (10, 200, 90)).save(_encoded, "JPEG")
+JPEG = _encoded.getvalue()
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -236,26 +249,45 @@ async def test_family_beyond_duplane_runs_in_both(kind: Kind, tmp_path: Path) ->
 
 @pytest.mark.slow
 async def test_torch_model_gives_the_same_in_both(tmp_path: Path) -> None:
+    """The units have sound and pictures; the chat has a picture, and is answered in speech."""
     directory = tmp_path / "checkpoint"
     build_test_checkpoint(directory)
-    heard = np.random.default_rng(0).normal(0, 0.1, (3, 16_000)).astype(np.float32)
-    answers: list[list[tuple[tuple[int, ...], str]]] = []
+    answers: list[list[tuple[tuple[int, ...], str, int]]] = []
     memory: list[int] = []
     for kind in KINDS:
+        own: list[tuple[tuple[int, ...], str, int]] = []
         settings = {"checkpoint": directory, "slot_count": 2, "context_token_limit": 1024}
         async with (
             running_engine(kind, threads=1, **settings) as engine,
             Caller.open(engine) as caller,
         ):
-            own: list[tuple[tuple[int, ...], str]] = []
-            for number, audio in enumerate(heard):
-                record = UnitRecord(Unit(0, audio, sequence=number), time.monotonic())
-                prepared = await engine.prepare_unit(caller.channel, record)
-                engine.put(caller.channel, prepared)
+            for frames in ((), (), (JPEG,)):
+                await caller.send(0.1 * len(own), frames=frames)
                 output = (await caller.answer()).output
-                own.append((output.token_ids, output.text))
+                own.append((output.token_ids, output.text, output.input_video_count))
                 assert output.stage_s["prefill"] > 0
-            answers.append(own)
+            own += [(each.token_ids, each.text, each.audio.size) for each in await chat(engine)]
             memory.append(engine.memory_used_bytes)
+        answers.append(own)
     assert answers[0] == answers[1]
+    assert answers[0][2][2], "the model has seen the picture"
+    assert any(size for *_, size in answers[0][3:]), "the chat is spoken"
     assert memory[0] == memory[1] > 0
+
+
+async def chat(engine: AnyEngine) -> list[ChatOutput]:
+    """Return the steps of the answer to a chat in slot 1."""
+    caller = Caller(engine, 1)
+    message = ChatMessage(ChatRole.USER, (ChatImage(JPEG), "What is this?"))
+    options = ChatOptions(
+        decode_mode=DecodeMode.GREEDY, max_new_tokens=20, generate_audio=True, seed=1
+    )
+    prepared = await engine.prepare_chat(caller.channel, ChatRequest((message,), options))
+    engine.open_chat(caller.channel, prepared, credit=100)
+    outputs: list[ChatOutput] = []
+    while not outputs or outputs[-1].finish is None:
+        step = await caller.event()
+        assert isinstance(step, ChatStep), step
+        outputs.append(step.output)
+    assert await engine.close(caller.channel)
+    return outputs
