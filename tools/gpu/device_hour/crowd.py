@@ -104,6 +104,11 @@ class _Ready:
         del settings, dtype
         return self._driver.preparer, self._driver.model
 
+    def load_preparer(self, settings: WorkerSettings) -> Preparer:
+        """Return the preparer of the model."""
+        del settings
+        return self._driver.preparer
+
 
 def crowd(session: Session) -> dict[str, Any]:
     """Return the latencies by number of conversations, and write them as a table in Markdown.
@@ -122,12 +127,8 @@ async def _crowd(session: Session) -> dict[str, Any]:
         device=options.device_name,
         threads=torch.get_num_threads(),
     )
-    thread = DeviceThread(
-        TorchDevice(settings, _Ready(loaded, options.dtype)),
-        memory_tolerance_bytes=settings.memory_tolerance_bytes,
-        inbox_unit_count=settings.limits.inbox_unit_count,
-        rows_per_round=settings.rows_per_round,
-    )
+    device = TorchDevice(settings, _Ready(loaded, options.dtype))
+    thread = DeviceThread.from_settings(settings, device)
     await thread.start()
     watching = asyncio.create_task(
         thread.watch(settings.stuck_after_s, settings.hung_after_s, _ignore)
