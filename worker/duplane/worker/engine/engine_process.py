@@ -238,8 +238,9 @@ class EngineProcess(Engine[RemoteChannel]):
     def _receive_change(self, message: object) -> None:
         """Note that the model is loaded, or that it is not or no longer there."""
         match message:
-            case Loaded() if not self._loading.done():
-                self._loading.set_result(message)
+            case Loaded():
+                if not self._loading.done():  # else the load was cancelled
+                    self._loading.set_result(message)
             case Ended(why, is_refused) if not self._loading.done():
                 self._loading.set_exception((LoadError if is_refused else RuntimeError)(why))
                 self.ended.set_result(None)
