@@ -147,6 +147,7 @@ class EngineProcess(Engine[RemoteChannel]):
         self._preparer, loaded = await asyncio.gather(preparing, self._loading)
         self.constants, self.description = loaded.constants, loaded.description
         self.memory_used_bytes = loaded.memory_used_bytes
+        self.busy_since_s = self.busy_since_s or time.monotonic()  # its first sign of life
         self._has_loaded = True
 
     async def _stop(self) -> None:
