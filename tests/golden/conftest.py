@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.model.checkpoints import write_speaking_checkpoint
 
+from duplane.worker.models.minicpm_o.llm import kv_cache
 from duplane.worker.models.minicpm_o.model import DuplexModel
 
 SLOTS = 4
@@ -20,7 +21,9 @@ def speaking_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def _loaded(speaking_checkpoint: Path) -> DuplexModel:
-    return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "PAGE_ROWS", 16)
+        return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
 
 
 @pytest.fixture

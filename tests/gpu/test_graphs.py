@@ -18,7 +18,6 @@ from support.speech import assert_sounds_equal
 from duplane.tools.golden_replay.audio import read_audio
 from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.blocks.block import Staged
-from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
@@ -31,11 +30,6 @@ NAMES = ("the LLM", "the audio encoder", "the talker", "HiFT", "the flow model")
 ROUNDS = ((0, 1, 2), (1, 3), (3,), (0, 1, 2, 3))
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # captures are slow on the fake device
-
-
-@pytest.fixture(autouse=True)
-def _always_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "LAUNCH_S", float("inf"))
 
 
 def load(checkpoint: Path, *, cuda_graphs: bool) -> DuplexModel:

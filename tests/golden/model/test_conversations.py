@@ -306,7 +306,7 @@ def test_frames_are_refused_where_the_model_cannot_see(model: DuplexModel) -> No
 def test_a_conversation_whose_numbers_break_fails_and_no_other(model: DuplexModel) -> None:
     for slot in (0, 1, 2):
         model.open(slot, GREEDY)
-    model.llm.cache.values[:, 1, :, :4] = float("nan")
+    model.llm.cache.read(1)[1][:, :, :4] = float("nan")
     results = run(model, [Unit(slot, unit_at(3)) for slot in (0, 1, 2)])
     (failure,) = [result for result in results if isinstance(result, UnitFailure)]
     assert (failure.slot, failure.reason, failure.is_fatal) == (1, "NOT_FINITE", True)
@@ -344,8 +344,8 @@ def test_a_prompt_can_be_fed_in_parts(model: DuplexModel) -> None:
     assert len(parts) == -(-whole.context_length // 7)
     with pytest.raises(ValueError, match="is open"):
         model.feed_prompt(1, 7)
-    keys = model.llm.cache.keys
-    torch.testing.assert_close(keys[:, 0], keys[:, 1], atol=1e-5, rtol=0)
+    (keys, _), (in_parts, _) = (model.llm.cache.read(slot) for slot in (0, 1))
+    torch.testing.assert_close(keys, in_parts, atol=1e-5, rtol=0)
     assert_same(outputs(model, [Unit(1, unit_at(3))]), outputs(model, [Unit(0, unit_at(3))]))
     model.close(1)
     model.begin(1, model.preparer.conversation(GREEDY))

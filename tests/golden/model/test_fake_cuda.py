@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from duplane.worker.models.chat import (
     ChatRole,
 )
 from duplane.worker.models.families import open_device
-from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -176,18 +175,10 @@ def load(checkpoint: Path, device: str = DEVICE, dtype: str = "float32") -> Dupl
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _always_replayed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "LAUNCH_S", float("inf"))
-        yield
-
-
 @pytest.fixture(scope="module")
 def pair(speaking_checkpoint: Path) -> tuple[DuplexModel, DuplexModel]:
     """Return the same model on the CPU and on the fake device."""
     here = load(speaking_checkpoint, "cpu")
-    here.capture(is_replayed=False)
     with elsewhere():
         return here, load(speaking_checkpoint)
 

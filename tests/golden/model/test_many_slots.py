@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.model.pages import mixed_pages
 from support.paths import GOLDEN
 from support.speech import assert_probabilities_equal, assert_sounds_equal
 
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.minicpm_o.llm import kv_cache
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
@@ -29,14 +31,16 @@ Played = list[list[UnitOutput]]
 
 @pytest.fixture(scope="module")
 def many(speaking_checkpoint: Path) -> DuplexModel:
-    return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "PAGE_ROWS", 32)
+        return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
 
 
-@pytest.fixture(params=[False, True], ids=["views", "gathered"], autouse=True)
-def _gathering(many: DuplexModel, request: pytest.FixtureRequest) -> None:
-    """Let attention read scattered slots one by one, as on a CPU, or gathered, as on a GPU."""
-    assert many.parts.talker
-    many.llm.cache.is_gathering = many.parts.talker.cache.is_gathering = request.param
+@pytest.fixture(params=[False, True], ids=["neighbours", "mixed"], autouse=True)
+def _pages(many: DuplexModel, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the slots have neighbouring pages, or pages between those of others."""
+    with mixed_pages(many, are_mixed=request.param):
+        yield
 
 
 def play(

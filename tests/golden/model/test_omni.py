@@ -142,7 +142,7 @@ def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
     )
     assert output.input_video_count == expected.input_video_count
     cache = model.llm.cache
-    np.testing.assert_allclose(cache.keys[:, 0], cache.keys[:, 1], atol=5e-5)
+    np.testing.assert_allclose(cache.read(0)[0], cache.read(1)[0], atol=5e-5)
 
 
 def test_the_last_picture_is_left_to_the_unit(model: DuplexModel) -> None:
@@ -176,7 +176,7 @@ def test_what_is_seen_changes_what_follows(model: DuplexModel) -> None:
     shown = [unit(0, 3), unit(1, 3, picture("sq.png")), unit(2, 3, jpeg(320, 200))]
     run(model, shown)
     cache = model.llm.cache
-    keys = [cache.keys[:, slot, :, cache.length(slot) - 1] for slot in range(3)]
+    keys = [cache.read(slot)[0][:, :, -1] for slot in range(3)]
     assert not np.allclose(keys[0], keys[1])
     assert not np.allclose(keys[1], keys[2])
 
@@ -195,7 +195,7 @@ def test_a_conversation_with_frames_is_what_it_is_alone(model: DuplexModel) -> N
         for result in run(model, entries):
             assert isinstance(result, UnitOutput)
             together[result.slot].append(result)
-    rows = {slot: model.llm.cache.values[:, slot].clone() for slot in scripts}
+    rows = {slot: model.llm.cache.read(slot)[1].clone() for slot in scripts}
     for slot, entries in scripts.items():
         model.close(slot)
         assert model.is_clean(slot)
@@ -203,7 +203,7 @@ def test_a_conversation_with_frames_is_what_it_is_alone(model: DuplexModel) -> N
         alone = [one(model, entry) for entry in entries]
         assert [o.token_ids for o in alone] == [o.token_ids for o in together[slot]]
         assert [o.context_length for o in alone] == [o.context_length for o in together[slot]]
-        np.testing.assert_allclose(model.llm.cache.values[:, slot], rows[slot], atol=2e-5)
+        np.testing.assert_allclose(model.llm.cache.read(slot)[1], rows[slot], atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -124,11 +124,9 @@ def lived(_model: DuplexModel) -> Lived:
 
 def difference(model: DuplexModel) -> float:
     """Return the largest relative difference between the contexts of the slots 0 and 1."""
-    cache, length = model.llm.cache, model.llm.cache.length(0)
-    assert length == cache.length(1)
     largest = 0.0
-    for rows in (cache.keys, cache.values):
-        ours, theirs = rows[:, 0, :, :length], rows[:, 1, :, :length]
+    for ours, theirs in zip(*(model.llm.cache.read(slot) for slot in (0, 1)), strict=True):
+        assert ours.shape == theirs.shape
         largest = max(largest, float((ours - theirs).abs().max() / theirs.abs().max()))
     return largest
 

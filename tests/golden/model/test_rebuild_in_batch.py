@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.model.pages import mix_pages
 from support.model.past_units import RanUnit, assert_same_units, past_units, rebuild
 from support.paths import GOLDEN
 
+from duplane.tools.bench.launches import caches
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.minicpm_o.llm import kv_cache
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
 
@@ -40,7 +43,15 @@ MAX_ROUNDING = 0.01
 
 @pytest.fixture(scope="module")
 def _model(speaking_checkpoint: Path) -> DuplexModel:
-    return DuplexModel.load(speaking_checkpoint, slot_count=4, context_capacity=1900, turn_rows=200)
+    """Return a model in which each slot has pages between those of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "PAGE_ROWS", 16)
+        model = DuplexModel.load(
+            speaking_checkpoint, slot_count=4, context_capacity=1900, turn_rows=200
+        )
+    for cache in caches(model):
+        mix_pages(cache)
+    return model
 
 
 @pytest.fixture

@@ -232,11 +232,7 @@ def test_the_context_is_that_of_a_model_that_has_chosen_the_same_ids(
         assert own == theirs.change
         assert (ours.speech_request, theirs.speech_request) == (30, None)
         assert ours.listen_probability is None
-    cache = model.llm.cache
-    length = cache.length(0)
-    assert length == cache.length(1)
-    for rows in (cache.keys, cache.values):
-        ours, theirs = rows[:, :2, :, :length].unbind(1)
+    for ours, theirs in zip(*(model.llm.cache.read(slot) for slot in (0, 1)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     later = range(3 + count, 6 + count)
     assert_same_units(run(model, 0, later), run(model, 1, later))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.model.pages import mixed_pages
 from support.paths import GOLDEN
 from support.speech import assert_probabilities_equal, assert_sounds_equal
 
@@ -130,9 +131,7 @@ def play(model: DuplexModel, schedule: dict[int, Plan]) -> dict[int, Heard]:
     for clock in range(max(plan.leaves for plan in schedule.values()) + 1):
         for slot, plan in schedule.items():
             if clock == plan.leaves:
-                cache = model.llm.cache
-                length = cache.length(slot)
-                rows = (cache.keys[:, slot, :, :length], cache.values[:, slot, :, :length])
+                rows = model.llm.cache.read(slot)
                 heard[slot] = Heard(results[slot], *(part.clone() for part in rows))
                 model.close(slot)
                 assert model.is_clean(slot)
@@ -174,11 +173,13 @@ def assert_same(ours: Heard, theirs: Heard) -> None:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(schedule=schedules)
+@given(schedule=schedules, are_mixed=st.booleans())
 def test_each_conversation_gets_what_it_gets_alone(
-    model: DuplexModel, schedule: dict[int, Plan]
+    model: DuplexModel, schedule: dict[int, Plan], are_mixed: bool
 ) -> None:
-    together = play(model, schedule)
+    """If the pages are mixed, each slot has pages between those of others."""
+    with mixed_pages(model, are_mixed=are_mixed):
+        together = play(model, schedule)
     for slot, plan in schedule.items():
         alone = play(model, {1: replace(plan, joins=0)})
         assert_same(together[slot], alone[1])

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from support.model.pages import mix_pages
 from support.paths import GOLDEN
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.bench.host_waits import SyncCount
+from duplane.tools.bench.launches import attend_to_pages, caches
 from duplane.tools.golden_replay.audio import read_audio
-from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
-from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
@@ -36,14 +35,14 @@ def load(checkpoint: Path) -> DuplexModel:
 
 
 @pytest.fixture(scope="module")
-def static(speaking_checkpoint: Path) -> Iterator[DuplexModel]:
-    """Yield a model that uses a step of fixed size wherever it has one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "LAUNCH_S", float("inf"))
-        patch.setattr(graphs, "GATHER_COST", 1)
-        model = load(speaking_checkpoint)
-        model.capture(is_replayed=False)
-        yield model
+def static(speaking_checkpoint: Path) -> DuplexModel:
+    """Return a model that uses a step of fixed size wherever it can. Its pages are mixed."""
+    model = load(speaking_checkpoint)
+    for cache in caches(model):
+        cache.kernel = attend_to_pages
+        mix_pages(cache)
+    model.capture(is_replayed=False)
+    return model
 
 
 def play(model: DuplexModel) -> dict[int, list[tuple[Any, ...]]]:
@@ -72,7 +71,7 @@ def test_steps_of_fixed_sizes_choose_what_others_choose(
         for size, (step, run) in found._steps.items():
 
             def counted(run: Any = run, kind: str = kind, size: Any = size) -> None:
-                called.append(f"{kind} {size[0]}")
+                called.append(f"{kind} {size}")
                 run()
 
             cast("Any", found)._steps[size] = (step, counted)
@@ -109,6 +108,7 @@ def staying(model: DuplexModel, step: object) -> list[Tensor]:
     for part in (model.llm, model.parts.talker):
         assert part
         held += [*part.parameters(), *part.buffers(), part.cache.keys, part.cache.values]
+        held.append(part.cache.pages.table)
     return held
 
 
@@ -119,13 +119,14 @@ def test_a_step_does_the_same_whatever_it_is_given_and_waits_for_nothing(
 ) -> None:
     found = static.llm.graphs if part == "llm" else static.parts.talker.graphs  # type: ignore[union-attr]  has graphs
     assert found
-    (width, length), (step, _) = max(found._steps.items())
+    width, (step, _) = max(found._steps.items())
     assert width == SLOTS
     static_rows = step.rows if part == "llm" else step.static  # type: ignore[union-attr]  has graphs
+    cache = static_rows._cache
+    cache.grow([(slot, cache.capacity - 200) for slot in range(SLOTS)])
     traces: list[list[tuple[Any, ...]]] = []
-    for positions in ([0, 3, 7, length - 5], [static.llm.cache.capacity] * SLOTS):
-        capacity = static_rows._cache.capacity
-        static_rows.begin(range(SLOTS), [min(position, capacity) for position in positions])
+    for slots, positions in ((range(SLOTS), (0, 3, 7, cache.capacity - 205)), ((2,), (300,))):
+        static_rows.begin(slots, positions)
         if part == "llm":
             step.embeds.normal_()  # type: ignore[union-attr]  has graphs
         else:
@@ -137,8 +138,6 @@ def test_a_step_does_the_same_whatever_it_is_given_and_waits_for_nothing(
     assert traces[0] == traces[1]
     assert sum("linear" in entry[0] for entry in traces[0]) > 5
     for slot in range(SLOTS):
-        for cache in (static.llm.cache, static.parts.talker.cache):  # type: ignore[union-attr]  has graphs
-            cache._touched[slot] = cache.capacity
         static.close(slot)
         assert static.is_clean(slot)
 
@@ -147,51 +146,10 @@ def test_who_does_not_take_part_is_not_touched(static: DuplexModel) -> None:
     for slot in range(SLOTS):
         static.open(slot, replace(SAMPLED, seed=slot))
     cache = static.llm.cache
-    before = cache.keys[:, 1, :, : cache.capacity].clone()
+    before = cache.read(1)[0].clone()
     list(static.step([Unit(slot, TALK[:UNIT]) for slot in (0, 2)]))
     static.settle([0, 2])
-    assert torch.equal(cache.keys[:, 1, :, : cache.capacity], before)
+    assert torch.equal(cache.read(1)[0], before)
     for slot in range(SLOTS):
         static.close(slot)
         assert static.is_clean(slot)
-
-
-def test_a_step_is_used_unless_launching_its_kernels_is_faster(
-    speaking_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(speaking_checkpoint)
-    model.capture(is_replayed=False)
-    found = model.llm.graphs
-    assert found
-    for name, value in (("LAUNCH_S", 5e-6), ("GATHER_COST", 3)):
-        monkeypatch.setattr(graphs, name, value)
-    # The choice of a step depends only on the number of slots and the context length.
-    for slots, width in (([0], 1), ([3], 1), ([1, 3], SLOTS), ([0, 1, 3], SLOTS)):
-        step = found.find(slots, 501)
-        assert step is not None
-        assert len(step[0].embeds) == width
-    assert found.find([3], model.llm.cache.capacity + 1) is None
-    monkeypatch.setattr(graphs, "LAUNCH_S", 0.0)
-    assert found.find([3], 501) is None
-
-
-@pytest.mark.parametrize("count", [1, 8, 16, 32, 48, 64])
-def test_at_full_size_replay_beats_launching_for_every_batch(count: int) -> None:
-    """The sizes are those of the released talker and LLM, with 64 slots and half-full contexts."""
-    for layers, heads, dim, length in ((20, 12, 64, 1024), (36, 8, 128, 4096)):
-        with torch.device("meta"):
-            cache = KVCache(
-                layers=layers,
-                slots=64,
-                heads=heads,
-                queries_per_head=1,
-                capacity=2 * length,
-                head_dim=dim,
-                device=torch.device("meta"),
-                dtype=torch.bfloat16,
-            )
-        found = graphs.StepGraphs[Any](cache, "LLM")
-        found.capture(
-            lambda width, length: SimpleNamespace(run=None), lambda *_: 0.0, is_replayed=False
-        )
-        assert found.find(range(63, 63 - count, -1)[::-1], length) is not None

@@ -102,9 +102,8 @@ def check_like_rebuilt(talk: Talk, slot: int) -> None:
         model.llm.append_long(slot, model.llm.embed(ids))
     cache = model.llm.cache
     assert cache.length(slot) == talk.length
-    for rows in (cache.keys, cache.values):
-        ours, afresh = (rows[0, one, :, : talk.length] for one in (talk.slot, slot))
-        torch.testing.assert_close(ours, afresh, rtol=0, atol=2e-5)
+    for ours, afresh in zip(cache.read(talk.slot), cache.read(slot), strict=True):
+        torch.testing.assert_close(ours[0], afresh[0], rtol=0, atol=2e-5)
     model.close(slot)
 
 

@@ -26,8 +26,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.blocks import graph
+from duplane.worker.models.minicpm_o.llm import operations
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 DEVICE = "cuda:0"
@@ -382,6 +384,8 @@ def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str,
         (torch.cuda, "mem_get_info", lambda device=None: (memory_bytes, memory_bytes)),
         (torch.cuda, "get_device_name", lambda device=None: "played"),
         (torch, "Generator", _Generator),
+        # The kernel of attention needs a real device.
+        (operations, "triton_attend", lambda: attend_to_pages),
         (graph, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.audio.mel import CONTEXT_FRAMES, UNIT_SAMPLES
@@ -23,8 +24,9 @@ from duplane.worker.models.minicpm_o.audio.whisper import (
     AudioConfig,
     EncoderAttention,
 )
+from duplane.worker.models.minicpm_o.llm.attention import Rows, causal_mask
 from duplane.worker.models.minicpm_o.llm.decoder import Attention, Decoder, GatedFeedForward
-from duplane.worker.models.minicpm_o.llm.kv_cache import Group, KVCache, Rows, causal_mask
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 from duplane.worker.models.types import FloatArray
 
@@ -39,7 +41,7 @@ class OnePass(KVCache):
     """A cache for training: it holds keys and values of the current pass, with gradients."""
 
     def __init__(self, cache: KVCache) -> None:
-        layers, _, heads, _, head_dim = cache.keys.shape
+        layers, heads, _, head_dim = cache.keys.shape
         super().__init__(
             layers=layers,
             slots=1,
@@ -51,20 +53,33 @@ class OnePass(KVCache):
             dtype=cache.keys.dtype,
         )
         self._pass: list[tuple[Tensor, Tensor]] = [(self.keys, self.values)] * layers
+        self._mask = causal_mask(torch.zeros(1), 1, torch.float32)
+        self._shape = 1, 1
+
+    def begin(self, count: int, length: int) -> Rows:
+        """Plan a pass over `count` sequences of `length` rows, each with causal attention."""
+        positions = torch.arange(length)
+        self._shape = count, length
+        self._mask = causal_mask(positions.repeat(self.queries_per_head), length, torch.float32)
+        last = torch.arange(1, count + 1) * length - 1
+        return Rows(positions.repeat(count), slice(0, count * length), last, ())
 
     def write(self, layer: int, rows: Rows, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values `[rows, heads, head_dim]`, `length` rows for each slot."""
-        (group,) = rows.groups
-        shape = (group.slot_count, group.length, *keys.shape[1:])
-        self._pass[layer] = (
-            keys.view(shape).transpose(1, 2),
-            values.reshape(shape).transpose(1, 2),
-        )
+        """Store keys and values `[rows, heads, head_dim]` of all sequences, one after the other."""
+        del rows
+        shape = *self._shape, *keys.shape[1:]
+        self._pass[layer] = keys.view(shape).transpose(1, 2), values.reshape(shape).transpose(1, 2)
 
-    def view(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the current pass."""
-        del group
-        return self._pass[layer]
+    def attend(self, layer: int, rows: Rows, queries: Tensor) -> Tensor:
+        """Attend to the keys and values of the current pass."""
+        del rows
+        keys, values = self._pass[layer]
+        shape = *self._shape, keys.shape[1], self.queries_per_head, keys.shape[3]
+        own = queries.reshape(shape).permute(0, 2, 3, 1, 4)
+        result = functional.scaled_dot_product_attention(
+            own.flatten(2, 3), keys, values, attn_mask=self._mask
+        )
+        return result.view(own.shape).permute(0, 3, 1, 2, 4).reshape(queries.shape)
 
 
 def use_one_pass(decoder: Decoder) -> OnePass:
@@ -73,27 +88,11 @@ def use_one_pass(decoder: Decoder) -> OnePass:
     return cache
 
 
-def sequence_rows(count: int, length: int, queries_per_head: int) -> Rows:
-    """Plan a pass over `count` sequences of `length` rows, each with causal attention."""
-    positions = torch.arange(length)
-    mask = causal_mask(positions.repeat(queries_per_head), length, torch.float32)
-    group = Group(
-        rows=slice(0, count * length),
-        slots=slice(0, count),
-        slot_count=count,
-        rows_per_slot=length,
-        length=length,
-        mask=mask[None, None],
-    )
-    slots = torch.arange(count).repeat_interleave(length)
-    last = torch.arange(1, count + 1) * length - 1
-    return Rows(slots, positions.repeat(count), (group,), last)
-
-
 def run_decoder(decoder: Decoder, embeds: Tensor) -> Tensor:
     """Run sequences of embeddings [sequences, length, width]; return normed states."""
     count, length, width = embeds.shape
-    rows = sequence_rows(count, length, decoder.cache.queries_per_head)
+    assert isinstance(decoder.cache, OnePass)
+    rows = decoder.cache.begin(count, length)
     return decoder(embeds.reshape(-1, width), rows).view(count, length, width)
 
 

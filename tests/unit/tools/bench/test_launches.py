@@ -9,7 +9,7 @@ from support.tools.command import run_command
 from torch import Tensor
 from torch.nn import functional
 
-from duplane.tools.bench.launches import LaunchCount, count_launches, load_gathering, scattered
+from duplane.tools.bench.launches import LaunchCount, count_launches, load_padding, scattered
 from duplane.tools.bench.stages import Stage, StageWatch
 from duplane.worker.models.minicpm_o.model import DuplexModel
 
@@ -19,9 +19,9 @@ CEILINGS: dict[Stage | None, tuple[int, int, int]] = {
     Stage.MEL: (46, 46, 46),
     Stage.AUDIO: (42, 42, 42),
     Stage.VISION: (70, 100, 520),
-    Stage.PREFILL: (104, 104, 104),
-    Stage.DECODE: (170, 175, 185),
-    Stage.TALKER: (2_700, 2_950, 2_950),
+    Stage.PREFILL: (94, 94, 94),
+    Stage.DECODE: (172, 175, 185),
+    Stage.TALKER: (2_730, 2_730, 2_730),
     Stage.FLOW: (420, 425, 430),
     Stage.HIFT: (560, 1_000, 1_500),  # a call launches each form of its chunks
     None: (8, 36, 260),
@@ -33,7 +33,7 @@ MOST_SCATTERED = 1.2
 def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
     folder = tmp_path_factory.mktemp("tiny")
     build_test_checkpoint(folder)
-    return load_gathering(folder, 2 * max(COUNTS))
+    return load_padding(folder, 2 * max(COUNTS))
 
 
 @pytest.fixture(scope="module")

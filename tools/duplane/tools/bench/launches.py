@@ -1,8 +1,8 @@
 """`duplane bench launches`: the number of kernels that each stage of the model launches.
 
 Operations are counted on a CPU, but in the form in which a GPU would run them. An operation that
-consists of others counts as its parts; views and allocations do not count. Attention gathers its
-slots, and batches are padded to few sizes, as on a GPU.
+consists of others counts as its parts; views and allocations do not count. Attention counts as the
+two kernels of `llm.triton_attention`, and batches are padded to few sizes, as on a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.bench.model import (
@@ -27,6 +29,9 @@ from duplane.tools.bench.model import (
 from duplane.tools.bench.options import LaunchBench
 from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
+from duplane.worker.models.minicpm_o.llm.attention import Tiles
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
+from duplane.worker.models.minicpm_o.llm.pages import PageTable
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.types import ConversationOptions
@@ -47,6 +52,9 @@ FREE = {
 }
 WHOLE = {_aten.scaled_dot_product_attention.default}
 """Operations that are one kernel on a GPU, although they have parts."""
+ATTENTION_KERNELS = 2
+STAND_IN_ROWS = 32
+"""Number of rows that the stand-in for the kernels of attention computes at once."""
 
 
 class LaunchCount(TorchDispatchMode):
@@ -58,12 +66,15 @@ class LaunchCount(TorchDispatchMode):
     def __init__(self, watch: StageWatch) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch
         self._watch = watch
+        self._is_paused = False
         self.launches: defaultdict[Stage | None, int] = defaultdict(int)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if self._is_paused:
+            return func(*args, **named)
         if func not in WHOLE:
             with self:
                 result = func.decompose(*args, **named)
@@ -71,6 +82,45 @@ class LaunchCount(TorchDispatchMode):
                 return result
         self.launches[self._watch.running] += not (func.is_view or func in FREE)
         return func(*args, **named)
+
+    def attend(self, *arguments: Any) -> Tensor:
+        """Attend with the stand-in; count the kernels for which it stands."""
+        self._is_paused = True
+        result = attend_to_pages(*arguments)
+        self._is_paused = False
+        self.launches[self._watch.running] += ATTENTION_KERNELS
+        return result
+
+
+def attend_to_pages(
+    queries: Tensor, keys: Tensor, values: Tensor, pages: PageTable, positions: Tensor, tiles: Tiles
+) -> Tensor:
+    """Attend in torch as the kernel does, for any device: an `attention.Kernel`.
+
+    It reads all pages of each row's slot, but needs nothing of the device.
+    """
+    counts = tiles.numbers[:, 2]
+    slots = tiles.numbers[:, 0].repeat_interleave(counts, output_size=len(queries))
+    group = queries.shape[1] // len(keys)
+    results: list[Tensor] = []
+    for start in range(0, len(queries), STAND_IN_ROWS):
+        part = slice(start, start + STAND_IN_ROWS)
+        columns = torch.arange(pages.slot_rows, device=queries.device)
+        places = pages.rows_at(slots[part, None], columns[None])
+        is_seen = columns <= positions[part, None]
+        own = queries[part].view(-1, len(keys), group, queries.shape[2])
+        attended = functional.scaled_dot_product_attention(
+            own,
+            *(pool[:, places].transpose(0, 1) for pool in (keys, values)),
+            attn_mask=is_seen[:, None, None],
+        )
+        results.append(attended.flatten(1, 2))
+    return torch.cat(results)
+
+
+def caches(model: DuplexModel) -> list[KVCache]:
+    """Return the caches of the LLM and of the talker, if there is one."""
+    return [part.cache for part in (model.parts.llm, model.parts.talker) if part is not None]
 
 
 def count_launches(
@@ -90,6 +140,8 @@ def count_launches(
     kinds = [kind for kind in KINDS if kind != SEEING or model.parts.vision is not None]
     watch.clear()
     with LaunchCount(watch) as count:
+        for cache in caches(model):
+            cache.kernel = count.attend
         for kind in kinds:
             for _ in range(UNITS):
                 run_units(model, inputs.next(kind))
@@ -99,12 +151,9 @@ def count_launches(
     return {stage: number / max(1, calls[stage]) for stage, number in count.launches.items()}
 
 
-def load_gathering(directory: Path, slot_count: int) -> DuplexModel:
-    """Load a model that gathers slots for attention and pads batches, as on a GPU."""
+def load_padding(directory: Path, slot_count: int) -> DuplexModel:
+    """Load a model that pads batches, as on a GPU."""
     model = DuplexModel.load(directory, slot_count=slot_count, context_capacity=CONTEXT)
-    model.llm.cache.is_gathering = True
-    if model.parts.talker is not None:
-        model.parts.talker.cache.is_gathering = True
     model.parts.audio.has_buckets = True
     if isinstance(model.parts.vocoder, Vocoder):
         model.parts.vocoder.stream.has_buckets = model.parts.vocoder.is_static = True
@@ -120,7 +169,7 @@ def bench_launches(bench: LaunchBench) -> None:
     """Load a model, count its launches and print them. Raises `CheckpointError` and ValueError."""
     torch.set_num_threads(1)
     with model_directory(bench) as directory:
-        model = load_gathering(directory, 2 * max(bench.slots))
+        model = load_padding(directory, 2 * max(bench.slots))
     watch = StageWatch(model, torch.device("cpu"))
     found = {
         (count, name): count_launches(model, watch, slots)

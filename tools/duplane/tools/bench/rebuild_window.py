@@ -177,11 +177,10 @@ def _row(conversation: _Conversation, model: DuplexModel, cut: int) -> tuple[str
 
 def _difference(model: DuplexModel) -> float:
     """Return the largest difference of the rebuilt contexts, relative to the largest number."""
-    cache, length = model.llm.cache, model.llm.cache.length(KEPT)
-    if length != cache.length(FULL):
+    cache = model.llm.cache
+    if cache.length(KEPT) != cache.length(FULL):
         raise RuntimeError("the rebuilt contexts have different lengths")
     largest = 0.0
-    for rows in (cache.keys, cache.values):
-        ours, theirs = rows[:, KEPT, :, :length], rows[:, FULL, :, :length]
+    for ours, theirs in zip(cache.read(KEPT), cache.read(FULL), strict=True):
         largest = max(largest, float((ours - theirs).abs().max() / theirs.abs().max()))
     return largest

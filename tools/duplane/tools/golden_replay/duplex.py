@@ -246,13 +246,13 @@ class SessionReplay:
         if self._forcing is not None:
             yield self._forcing.check(f"{name} own ids")
         yield same(f"{name} all_token_ids", self._ids, self._trace["all_token_ids"])
-        length = cache.length(SLOT)
+        keys, values = cache.read(SLOT)
         for key in self._arrays.files:
             if key.startswith(("final_k_l", "final_v_l")):
-                held = cache.keys if key.startswith("final_k") else cache.values
+                held = keys if key.startswith("final_k") else values
                 rows = self._arrays[key].shape[1]
                 layer = int(key.removeprefix("final_k_l").removeprefix("final_v_l"))
-                last = held[layer, SLOT, :, length - rows : length]
+                last = held[layer, :, -rows:]
                 yield compare(f"{name} {key}", last, self._arrays[key], TOLERANCE)
 
     def _pending_speech(self) -> list[int]:

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 
+from duplane.worker.models.minicpm_o.llm.attention import TILE
+from duplane.worker.models.minicpm_o.llm.triton_attention import (
+    SPLIT,
+    attend_split,
+    combine_splits,
+)
 from duplane.worker.models.minicpm_o.llm.triton_silu import silu_times_up_block
 
 ARCHITECTURES = (80, 90)
@@ -26,6 +32,38 @@ def compiled(kernel: Any, architecture: int, types: Mapping[str, str], **constan
         constexprs={(names.index(name),): value for name, value in constants.items()},
     )
     return compiler.compile(source, target=target("cuda", architecture, 32))
+
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+"""The most shared memory of a program, by architecture."""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "block"), [("bf16", 64), ("fp32", 32)])
+@pytest.mark.parametrize(("heads", "group", "width"), [(32, 4, 128), (12, 1, 64)])
+def test_attention(
+    architecture: int, dtype: str, block: int, heads: int, group: int, width: int
+) -> None:
+    sizes = {"heads": heads, "width": width, "wide": width, "splits": 9, "split": SPLIT}
+    partial = {"positions": "*i64", "sums": "*fp32", "maxima": "*fp32", "totals": "*fp32"}
+    inputs = dict.fromkeys(("queries", "keys", "values"), f"*{dtype}")
+    one = compiled(
+        attend_split,
+        architecture,
+        {**partial, **inputs, "table": "*i32", "tiles": "*i64", "scale": "fp32"},
+        **sizes,
+        query_stride=2 * heads * width,
+        head_stride=256 * 2113 * width,
+        group=group,
+        page_rows=256,
+        pages_per_slot=33,
+        block=block,
+        tile=TILE,
+    )
+    other = compiled(combine_splits, architecture, {**partial, "results": f"*{dtype}"}, **sizes)
+    for kernel in (one, other):
+        assert "cubin" in kernel.asm
+        assert kernel.metadata.shared <= SHARED_BYTES[architecture]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

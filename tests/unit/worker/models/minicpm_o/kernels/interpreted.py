@@ -5,13 +5,20 @@ Triton decides when it is imported whether it interprets kernels, so a process o
 
 from __future__ import annotations
 
+import random as numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.model.decoders import QWEN
 
-from duplane.worker.models.minicpm_o.llm import operations
-from duplane.worker.models.minicpm_o.llm.operations import Operations, use_kernels
+from duplane.worker.models.minicpm_o.llm import kv_cache, operations, triton_attention
+from duplane.worker.models.minicpm_o.llm.decoder import Decoder
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.triton_silu import silu_times_up
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -37,9 +44,101 @@ def test_silu_times_up_is_that_of_torch(
     assert torch.equal(silu_times_up(states), alone)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+PAGE_ROWS, SPLIT, SLOTS, CAPACITY = 16, 32, 6, 130
+ATTENDED = {torch.float32: 1e-5, torch.float16: 2e-3}
+"""Tolerances by dtype. The interpreter cannot multiply matrices in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A context: the seed of its rows, the rows before a pass, and those of the pass."""
+
+    seed: int
+    before: int
+    rows: int
+
+
+def attended(
+    contexts: Mapping[int, Context], sizes: tuple[int, int, int], dtype: torch.dtype, pages: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend in one pass, with the kernel and in torch; `contexts` are by slot.
+
+    `sizes` are key heads, query heads of each and their width; `pages` is a seed that decides which
+    pages the slots get.
+    """
+    heads, group, width = sizes
+    cache = KVCache(
+        layers=2,
+        slots=SLOTS,
+        heads=heads,
+        queries_per_head=group,
+        capacity=CAPACITY,
+        head_dim=width,
+        device=torch.device("cpu"),
+        dtype=dtype,
+    )
+    needed = -(-CAPACITY // PAGE_ROWS) * len(contexts)
+    cache.pages.free = {*numbers.Random(pages).sample(range(cache.pages.scratch), needed)}
+    heads_of_row = heads * (group + 2)
+    states = {
+        slot: random(one.seed, one.before + one.rows, heads_of_row, width).to(dtype)
+        for slot, one in contexts.items()
+    }
+    split = partial(torch.split, split_size_or_sections=[heads * group, heads, heads], dim=1)
+    for slot, one in contexts.items():
+        if one.before:
+            _, keys, values = split(states[slot][: one.before])
+            cache.write(1, cache.extend([(slot, one.before)]), keys, values)
+    counts = [(slot, contexts[slot].rows) for slot in sorted(contexts)]
+    queries, keys, values = split(torch.cat([states[slot][-rows:] for slot, rows in counts]))
+    rows = cache.extend(counts)
+    cache.write(1, rows, keys, values)
+    plain = cache.attend(1, rows, queries)
+    for slot, count in counts:
+        cache.truncate(slot, cache.length(slot) - count)
+    cache.kernel = partial(triton_attention.attend, split=SPLIT)
+    return cache.attend(1, cache.extend(counts), queries), plain
+
+
+@pytest.fixture(autouse=True)
+def _short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "PAGE_ROWS", PAGE_ROWS)
+
+
+contexts = st.builds(
+    Context, st.integers(0, 99), st.integers(0, 90), st.one_of(st.just(1), st.integers(1, 12))
+)
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.integers(0, SLOTS - 1), contexts, min_size=1, max_size=3),
+    st.sampled_from([(2, 3, 16), (1, 4, 32), (3, 1, 24), (1, 1, 8)]),
+    st.sampled_from([*ATTENDED]),
+    st.integers(0, 99),
+    st.integers(0, SLOTS - 1),
+)
+def test_attention_is_that_of_torch_and_no_bit_depends_on_the_company(
+    contexts: dict[int, Context],
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    pages: int,
+    other: int,
+) -> None:
+    got, plain = attended(contexts, sizes, dtype, pages)
+    torch.testing.assert_close(got, plain, rtol=ATTENDED[dtype], atol=ATTENDED[dtype])
+    first = 0
+    for slot in sorted(contexts):
+        one = contexts[slot]
+        alone, _ = attended({other: one}, sizes, dtype, pages + 1)
+        assert torch.equal(got[first : first + one.rows], alone)
+        first += one.rows
+
+
+@pytest.mark.parametrize("dtype", ATTENDED)
 def test_all_kernels_are_accepted(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
-    chosen = Operations()
-    use_kernels(chosen, torch.zeros(1, dtype=dtype), inner=24, name="LLM")
+    decoder = Decoder(QWEN, 2, CAPACITY, torch.device("cpu"), dtype)
+    decoder.use_kernels("LLM")
     assert not caplog.records
-    assert chosen.silu_times_up is silu_times_up
+    assert decoder.cache.kernel is triton_attention.attend
+    assert not decoder.cache.keys.any()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.llm.decoder import DecoderConfig
@@ -32,17 +33,40 @@ def test_a_check_that_raises_leaves_no_rows_in_its_slots(
     monkeypatch.setattr(graph, "Graph", lambda call, pool: SimpleNamespace(pool=None, replay=call))
     cache = CONFIG.cache(2, 16, torch.device("cpu"), torch.float32)
 
-    def check(step: object, run: object, width: int, length: int) -> float:
+    cache.kernel = attend_to_pages
+
+    def check(step: object, run: object, width: int) -> float:
         cache.extend([(slot, 3) for slot in range(width)])
         raise RuntimeError("no kernel image is available")
 
     found = graphs.StepGraphs[Any](cache, "LLM")
-    found.capture(lambda width, length: SimpleNamespace(run=lambda: None), check)
-    assert found.find([0], 16) is None
+    found.capture(lambda width: SimpleNamespace(run=lambda: None), check)
+    assert found.find(1) is None
     assert [cache.length(slot) for slot in range(2)] == [0, 0]
     (record,) = caplog.records
     assert record.getMessage() == (
         "2 of 2 CUDA graphs of the LLM are switched off, which costs speed: "
-        "2 slots x 16 rows: no kernel image is available; "
-        "1 slots x 16 rows: no kernel image is available"
+        "2 rows: no kernel image is available; 1 rows: no kernel image is available"
     )
+
+
+def test_without_a_kernel_there_are_no_steps() -> None:
+    cache = CONFIG.cache(2, 16, torch.device("cpu"), torch.float32)
+    found = graphs.StepGraphs[Any](cache, "LLM")
+    found.capture(lambda width: SimpleNamespace(run=lambda: None), lambda *_: 0.0)
+    assert found.find(1) is None
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
+def test_the_smallest_step_with_room_is_found(count: int, width: int) -> None:
+    cache = CONFIG.cache(6, 16, torch.device("cpu"), torch.float32)
+    cache.kernel = attend_to_pages
+    found = graphs.StepGraphs[Any](cache, "LLM")
+    found.capture(
+        lambda width: SimpleNamespace(run=lambda: None, width=width),
+        lambda *_: 0.0,
+        is_replayed=False,
+    )
+    step = found.find(count)
+    assert step is not None
+    assert step[0].width == width

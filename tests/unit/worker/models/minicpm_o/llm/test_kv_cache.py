@@ -1,9 +1,20 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.model.pages import mix_pages
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.llm import kv_cache as cache_module
+from duplane.worker.models.minicpm_o.llm.attention import Call, Tiles
 from duplane.worker.models.minicpm_o.llm.kv_cache import CacheFullError, KVCache
+
+
+@pytest.fixture(autouse=True)
+def _short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "PAGE_ROWS", 4)
 
 
 def build(slots: int = 4, capacity: int = 8) -> KVCache:
@@ -21,64 +32,56 @@ def build(slots: int = 4, capacity: int = 8) -> KVCache:
 
 def write(cache: KVCache, counts: list[tuple[int, int]], value: float) -> None:
     rows = cache.extend(counts)
-    states = torch.full((len(rows.slots), 2, 4), value)
+    states = torch.full((len(rows.positions), 2, 4), value)
     for layer in range(2):
         cache.write(layer, rows, states, states)
+
+
+def calls(cache: KVCache, counts: list[tuple[int, int]]) -> Sequence[Call]:
+    plan = cache.extend(counts).plan
+    assert not isinstance(plan, Tiles)
+    return plan
 
 
 def test_rows_follow_what_the_slot_holds() -> None:
     cache = build()
     write(cache, [(1, 2)], 1.0)
     rows = cache.extend([(0, 1), (1, 3), (3, 1)])
-    assert rows.slots.tolist() == [0, 1, 1, 1, 3]
+    assert isinstance(rows.places, Tensor)
+    assert rows.places.tolist() == [0, 10, 11, 12, 24]
     assert rows.positions.tolist() == [0, 2, 3, 4, 0]
     assert rows.last.tolist() == [0, 3, 4]
     assert [cache.length(slot) for slot in range(4)] == [1, 5, 0, 1]
 
 
-def test_evenly_spaced_slots_with_as_many_rows_attend_in_one_call() -> None:
+def test_contexts_at_equal_distances_attend_in_one_call() -> None:
     cache = build()
     write(cache, [(1, 3)], 1.0)
-    first, second = cache.extend([(0, 2), (1, 2), (3, 2)]).groups
-    assert (first.slots, first.rows, first.length) == (slice(0, 2, 1), slice(0, 4), 5)
-    assert (second.slots, second.rows, second.length) == (slice(3, 4, 1), slice(4, 6), 2)
+    first, second = calls(cache, [(0, 2), (1, 2), (3, 2)])
+    assert (first.rows, first.slot_count, first.length) == (slice(0, 4), 2, 5)
+    assert (second.rows, second.slot_count, second.length) == (slice(4, 6), 1, 2)
     assert first.mask is not None
     assert first.mask.shape == (2, 1, 6, 5)
     assert first.mask[:, 0, :2].isfinite().int().tolist() == [
         [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]],
         [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
     ]
-    (spaced,) = cache.extend([(0, 1), (2, 1)]).groups
-    assert spaced.slots == slice(0, 3, 2)
+    (spaced,) = calls(cache, [(0, 1), (2, 1)])
+    assert spaced.distance == 2 * first.distance == 2 * 8
 
 
-def test_gathered_slots_attend_in_one_call_wherever_they_are() -> None:
-    cache = build(slots=8)
-    cache.is_gathering = True
-    (group,) = cache.extend([(0, 3), (1, 4), (6, 4)]).groups
-    assert isinstance(group.slots, Tensor)
-    assert isinstance(group.rows, Tensor)
-    assert group.slots.tolist() == [0, 1, 6]
-    # The first slot has one row less, so its last row is repeated as padding.
-    assert group.rows.tolist() == [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-    assert group.mask is not None
-    assert group.mask.shape == (3, 1, 12, 4)
+def test_contexts_in_pages_that_are_no_neighbours_attend_alone() -> None:
+    cache = build()
+    cache.pages.free -= {1, 2, 3}
+    write(cache, [(0, 6)], 1.0)
+    assert cache.pages.held[0] == [0, 4]
+    found = calls(cache, [(0, 1), (1, 1), (3, 1)])
+    assert [call.places is None for call in found] == [False, True, True]
+    assert [call.slot_count for call in found] == [1, 1, 1]
 
 
-def test_gathered_groups_are_bounded_in_padding_and_in_what_they_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cache = build(slots=8, capacity=40)
-    cache.is_gathering = True
-    few, many = cache.extend([(0, 1), (1, 30), (3, 1), (4, 20)]).groups
-    assert [(group.slot_count, group.rows_per_slot) for group in (few, many)] == [(2, 1), (2, 30)]
-    monkeypatch.setattr(cache_module, "GATHERED_BYTES", 2 * cache.layer_row_bytes)
-    groups = cache.extend([(2, 1), (5, 1), (6, 1)]).groups
-    assert [group.slot_count for group in groups] == [2, 1]
-
-
-def test_one_row_of_slots_as_long_needs_no_mask() -> None:
-    assert [group.mask for group in build().extend([(1, 1), (2, 1)]).groups] == [None]
+def test_one_row_of_contexts_as_long_needs_no_mask() -> None:
+    assert [call.mask for call in calls(build(), [(1, 1), (2, 1)])] == [None]
 
 
 def test_a_slot_without_room_changes_nothing_for_any() -> None:
@@ -104,14 +107,7 @@ def test_reset_zeroes_rows_that_were_forgotten_before_too() -> None:
     assert cache.is_clean(1)
     assert cache.length(1) == 0
     assert cache.length(2) == 6
-    assert bool((cache.keys[:, 2, :, :6] == 5).all())
-
-
-def test_a_stray_value_makes_an_empty_slot_unclean() -> None:
-    cache = build()
-    cache.values[1, 3, 1, 7, 3] = 1e-20
-    assert cache.is_clean(2)
-    assert not cache.is_clean(3)
+    assert bool((cache.read(2)[0] == 5).all())
 
 
 def test_only_what_is_held_can_be_kept() -> None:
@@ -125,16 +121,19 @@ def keep(keys: torch.Tensor, source: int, target: int) -> torch.Tensor:
 
 
 def held(cache: KVCache, slot: int) -> list[float]:
-    return cache.values[0, slot, 0, : cache.length(slot), 0].tolist()
+    return cache.read(slot)[1][0, 0, :, 0].tolist()
 
 
+@pytest.mark.parametrize("are_scattered", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 7, 256])
 @pytest.mark.parametrize(("source", "target"), [(5, 2), (2, 5), (4, 3), (3, 3), (12, 0)])
 def test_rows_move_in_place_whatever_overlaps(
-    monkeypatch: pytest.MonkeyPatch, rows: int, source: int, target: int
+    monkeypatch: pytest.MonkeyPatch, rows: int, source: int, target: int, are_scattered: bool
 ) -> None:
     monkeypatch.setattr(cache_module, "MOVED_ROWS", rows)
     cache = build(capacity=16)
+    if are_scattered:
+        cache.pages.free -= {9, 10}
     for value in range(12):
         write(cache, [(2, 1)], float(value))
     turned: list[tuple[int, int]] = []
@@ -148,7 +147,7 @@ def test_rows_move_in_place_whatever_overlaps(
     after = held(cache, 2)
     assert after[target:] == before[source:]
     assert after[: min(source, target)] == before[: min(source, target)]
-    keys = cache.keys[0, 2, 0, target : cache.length(2), 0].tolist()
+    keys = cache.read(2)[0][0, 0, target:, 0].tolist()
     assert keys == [value + 100 for value in before[source:]]
     assert {offset for offset, _ in turned} <= {target - source}
     assert sum(count for _, count in turned) == 12 - source
@@ -176,3 +175,51 @@ def test_only_rows_that_were_written_can_be_restored() -> None:
     for length in (5, 7):
         with pytest.raises(ValueError, match="to restore"):
             cache.restore(1, length)
+
+
+steps = st.tuples(
+    st.sampled_from(["extend", "extend", "extend", "truncate", "move", "reset"]),
+    st.integers(0, 3),
+    st.integers(1, 12),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(steps, max_size=12), st.booleans())
+def test_each_page_is_free_and_zero_or_in_one_table(
+    done: list[tuple[str, int, int]], are_mixed: bool
+) -> None:
+    """Slots keep their rows while other slots change."""
+    cache = build(capacity=16)
+    if are_mixed:
+        mix_pages(cache)
+    rows: list[list[float]] = [[] for _ in range(4)]
+    for number, (what, slot, count) in enumerate(done, 1):
+        length = cache.length(slot)
+        if what == "extend" and length + count <= 16:
+            write(cache, [(slot, count)], float(number))
+            rows[slot] += [float(number)] * count
+        elif what == "truncate":
+            cache.truncate(slot, min(length, count))
+            del rows[slot][count:]
+        elif what == "move" and count <= length:
+            cache.move(slot, count, count // 2, keep)
+            del rows[slot][count // 2 : count]
+        elif what == "reset":
+            cache.reset(slot)
+            rows[slot].clear()
+            assert cache.is_clean(slot)
+        check_pages(cache)
+        assert [held(cache, slot) for slot in range(4)] == rows
+
+
+def check_pages(cache: KVCache) -> None:
+    pages = cache.pages
+    used = [page for held in pages.held for page in held]
+    assert sorted([*used, *pages.free]) == list(range(pages.scratch))
+    for page in pages.free:
+        rows = slice(page * pages.page_rows, (page + 1) * pages.page_rows)
+        assert not cache.keys[:, :, rows].any()
+        assert not cache.values[:, :, rows].any()
+    for line, held in zip(pages.table.tolist(), [*pages.held, []], strict=True):
+        assert line == [*held, *[pages.scratch] * (pages.per_slot - len(held))]

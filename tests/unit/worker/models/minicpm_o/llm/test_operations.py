@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from support.model.decoders import QWEN
 from torch import Tensor
 
+from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.llm import operations
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder
 
@@ -35,6 +37,11 @@ def states_of(decoder: Decoder) -> Tensor:
     for slot in (0, 3):
         decoder.cache.reset(slot)
     return result
+
+
+@pytest.fixture(autouse=True)
+def _attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "triton_attend", lambda: attend_to_pages)
 
 
 def build() -> Decoder:
@@ -63,9 +70,9 @@ def test_a_faulty_kernel_is_named_and_torch_serves(
     expected = states_of(decoder)
     monkeypatch.setattr(operations, "triton_silu_times_up", lambda: kernel)
     decoder.use_kernels("LLM")
-    assert torch.equal(states_of(decoder), expected)
+    torch.testing.assert_close(states_of(decoder), expected)
     (record,) = caplog.records
-    line = r"1 of 1 kernels of the LLM are switched off, which costs speed: silu times up: "
+    line = r"1 of 2 kernels of the LLM are switched off, which costs speed: silu times up: "
     assert re.fullmatch(line + reason, record.getMessage())
 
 
@@ -83,6 +90,31 @@ def test_a_kernel_that_agrees_serves(
     monkeypatch.setattr(operations, "triton_silu_times_up", lambda: kernel)
     decoder.use_kernels("LLM")
     calls.clear()
-    assert torch.equal(states_of(decoder), expected)
+    assert decoder.cache.kernel is attend_to_pages
+    torch.testing.assert_close(states_of(decoder), expected)
     assert calls == [(5, 160)] * CONFIG.layers
     assert not caplog.records
+
+
+def test_attention_that_differs_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel does not see the first row of each context."""
+    decoder = build()
+    expected = states_of(decoder)
+
+    def blind(*arguments: Any) -> Tensor:
+        queries, keys, values, pages, positions, tiles = arguments
+        values = values.clone()
+        values[:, [held[0] * pages.page_rows for held in pages.held if held]] = 0
+        return attend_to_pages(queries, keys, values, pages, positions, tiles)
+
+    monkeypatch.setattr(operations, "triton_attend", lambda: blind)
+    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: operations.silu_times_up)
+    decoder.use_kernels("LLM")
+    assert decoder.cache.kernel is None
+    assert torch.equal(states_of(decoder), expected)
+    (record,) = caplog.records
+    assert "switched off, which costs speed: attention: differs by" in record.getMessage()
+    assert not decoder.cache.keys.any()
+    assert all(decoder.cache.is_clean(slot) for slot in range(4))

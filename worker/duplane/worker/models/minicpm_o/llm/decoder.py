@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
 from duplane.worker.models.minicpm_o.layers import linear, pack_linear
-from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache, Rows
+from duplane.worker.models.minicpm_o.llm.attention import Rows
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.operations import Operations, use_kernels
 
 
@@ -125,7 +126,7 @@ def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of packed rows over the slotted cache."""
+    """Grouped-query attention of packed rows over the cache."""
 
     def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -159,26 +160,7 @@ class Attention(nn.Module):
             rotated = torch.cat((self.q_norm(queries), self.k_norm(keys)), 1)
         queries, keys = rotate(rotated, *angles).tensor_split([self.heads], 1)
         cache.write(layer, rows, keys, values)
-        return self.o_proj(self._attend(queries, rows, cache, layer))
-
-    def _attend(self, queries: Tensor, rows: Rows, cache: KVCache, layer: int) -> Tensor:
-        """Attend group by group. Query heads that share a key head become rows of one head."""
-        mixed = queries
-        for group in rows.groups:
-            shape = (group.slot_count, group.rows_per_slot, self.key_heads, -1, self.head_dim)
-            own = queries[group.rows].reshape(shape).permute(0, 2, 3, 1, 4)
-            keys, values = cache.view(layer, group)
-            result = functional.scaled_dot_product_attention(
-                own.flatten(2, 3), keys, values, attn_mask=group.mask
-            )
-            result = result.view(own.shape).permute(0, 3, 1, 2, 4).reshape(-1, *queries.shape[1:])
-            if len(result) == len(queries) and isinstance(group.rows, slice):
-                return result.flatten(1)
-            if mixed is queries:
-                mixed = torch.empty_like(queries)
-            # Padding repeats a row, so writing the result of the repetition changes nothing.
-            mixed[group.rows] = result
-        return mixed.flatten(1)
+        return self.o_proj(cache.attend(layer, rows, queries).flatten(1))
 
 
 class GatedFeedForward(nn.Module):
@@ -248,7 +230,7 @@ class Decoder(nn.Module):
         )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
         self.cache = config.cache(slot_count, capacity, device, dtype)
-        self._rotary = Rotary(config, capacity + 1, device)
+        self._rotary = Rotary(config, capacity, device)
 
     def forward(self, embeds: Tensor, rows: Rows) -> Tensor:
         """Map embeddings `[rows, hidden]` to normed states. `rows` come from `cache.extend`."""
@@ -259,7 +241,7 @@ class Decoder(nn.Module):
 
     def use_kernels(self, name: str) -> None:
         """Use the Triton kernels that agree with torch on this decoder's device."""
-        use_kernels(self._operations, self.norm.weight, inner=self._inner, name=name)
+        use_kernels(self._operations, self.cache, inner=self._inner, name=name)
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
 from duplane.worker.models.minicpm_o.layers import embedding, linear
-from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import (
+    StaticRows,
+    StepGraphs,
+    trial_lengths,
+)
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
@@ -44,24 +48,24 @@ class _Body(Decoder):
 
 
 class DecodeStep:
-    """A step with one row for each of up to `width` slots, in contexts of at most `length` rows.
+    """A step with one row for each of up to `width` slots.
 
     It reads `embeds` [width, hidden] and writes `hidden` [width, hidden] and `logits` [width, ids].
+    The first rows are those of the slots.
     """
 
-    def __init__(self, llm: LanguageModel, width: int, length: int) -> None:
+    def __init__(self, llm: LanguageModel, width: int) -> None:
         self._llm = llm
-        self.rows = StaticRows(llm.cache, width, length)
+        self.rows = StaticRows(llm.cache, width)
         table = llm.model.embed_tokens.weight
         self.embeds = torch.zeros(width, llm.hidden_size, dtype=table.dtype, device=table.device)
         self.hidden = torch.zeros_like(self.embeds)
         self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
 
-    def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> Tensor:
-        """Set the slots' embeddings [slots, hidden]. Return the indices of the slots' rows."""
-        index = self.rows.begin(slots, positions)
-        self.embeds.index_copy_(0, index, embeds)
-        return index
+    def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> None:
+        """Set the slots, the positions of their rows and their embeddings [slots, hidden]."""
+        self.rows.begin(slots, positions)
+        self.embeds[: len(slots)] = embeds
 
     def run(self) -> None:
         """Run the step. It never waits for the device, so that a CUDA graph can capture it."""
@@ -70,7 +74,7 @@ class DecodeStep:
 
 
 class LanguageModel(nn.Module):
-    """Qwen3 with a slotted cache. It maps rows of embeddings to hidden states and logits."""
+    """Qwen3 with its cache. It maps rows of embeddings to hidden states and logits."""
 
     def __init__(
         self,
@@ -109,10 +113,9 @@ class LanguageModel(nn.Module):
         row of each slot and its logits, float32 `[slots, vocabulary]`.
         """
         if self.graphs is not None and all(rows == 1 for _, rows in counts):
-            slots = [slot for slot, _ in counts]
-            longest = max(self.cache.length(slot) for slot in slots) + 1
-            if found := self.graphs.find(slots, longest):
-                return self._replay(found[0], found[1], slots, embeds)
+            found = self.graphs.find(len(counts))
+            if found is not None:
+                return self._replay(*found, [slot for slot, _ in counts], embeds)
         rows = self.cache.extend(counts)
         hidden = self.model(embeds, rows)[rows.last]
         return hidden, self.logits(hidden)
@@ -123,9 +126,10 @@ class LanguageModel(nn.Module):
         """Feed one row for each slot through a step of fixed size. Returns what `feed` returns."""
         positions = [self.cache.length(slot) for slot in slots]
         self.cache.grow([(slot, 1) for slot in slots])
-        index = step.begin(slots, positions, embeds)
+        step.begin(slots, positions, embeds)
         run()
-        return step.hidden[index], step.logits[index]
+        count = len(slots)
+        return step.hidden[:count].clone(), step.logits[:count].clone()
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture steps of one row as CUDA graphs; `feed` uses them from then on."""
@@ -133,26 +137,18 @@ class LanguageModel(nn.Module):
         graphs.capture(partial(DecodeStep, self), self._check, is_replayed=is_replayed)
         self.graphs = graphs
 
-    def _check(self, step: DecodeStep, run: Callable[[], None], width: int, length: int) -> float:
-        """Compare a step at the end of its longest contexts with the plain path."""
-        slots = list(range(width))
-        ids = [
-            (FIRST_ROWS * slot + row) % self.vocabulary
-            for slot in slots
-            for row in range(FIRST_ROWS)
-        ]
+    def _check(self, step: DecodeStep, run: Callable[[], None], width: int) -> float:
+        """Compare a step with the plain path, in one long context and in short ones."""
+        slots, lengths = range(width), trial_lengths(self.cache, width)
+        ids = [row % self.vocabulary for row in range(FIRST_ROWS * width)]
         self.append([(slot, FIRST_ROWS) for slot in slots], self.embed(ids))
-        last = length - 1
-        self.cache.grow([(slot, last - FIRST_ROWS) for slot in slots])
+        self.cache.grow([(slot, lengths[slot] - FIRST_ROWS) for slot in slots])
         embeds = self.embed([slot % self.vocabulary for slot in slots])
         hidden, logits = self.feed([(slot, 1) for slot in slots], embeds)
         for slot in slots:
-            self.cache.rewind(slot, last)
+            self.cache.rewind(slot, lengths[slot])
         got = self._replay(step, run, slots, embeds)
-        error = relative_error([(got[0], hidden), (got[1], logits)])
-        for slot in slots:
-            self.cache.reset(slot)
-        return error
+        return relative_error([(got[0], hidden), (got[1], logits)])
 
     def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> Tensor:
         """Add rows to contexts like `feed`; return the hidden state of each row, without logits."""

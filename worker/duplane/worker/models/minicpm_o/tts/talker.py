@@ -17,9 +17,13 @@ from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, section
 from duplane.worker.models.minicpm_o.layers import embedding, linear
-from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
+from duplane.worker.models.minicpm_o.llm.attention import Rows
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import (
+    StaticRows,
+    StepGraphs,
+    trial_lengths,
+)
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
-from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import draw
 from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
@@ -175,10 +179,10 @@ class TalkerSteps:
 
 
 class StaticTalkerSteps(TalkerSteps):
-    """Steps of up to `width` slots in contexts of at most `length` rows, which can be captured."""
+    """Steps of up to `width` slots, which can be captured. The first rows are those of slots."""
 
-    def __init__(self, talker: Talker, width: int, length: int) -> None:
-        self.static = StaticRows(talker.cache, width, length)
+    def __init__(self, talker: Talker, width: int) -> None:
+        self.static = StaticRows(talker.cache, width)
         super().__init__(talker, width, self.static.rows)
 
     def run(self) -> None:
@@ -319,16 +323,16 @@ class Talker(nn.Module):
         hidden = self.model(torch.cat([r.condition for r in requests]), rows)[rows.last]
         starts = [self.cache.length(slot) for slot, _ in counts]
         most = max(request.most for request in requests)
-        steps, run, index = self._begin(requests, hidden, starts, most)
+        steps, run = self._begin(requests, hidden, starts, most)
         fewest = max(request.fewest for request in requests)
         check = CHECK_STEPS if self.on_step is None else 1
         for step in range(1, most):
             is_checked = step % check == 0 and step >= fewest
-            if is_checked and download(steps.have_ended()[index].all()):
+            if is_checked and download(steps.have_ended()[: len(requests)].all()):
                 break
             run()
-        tokens = steps.drawn[:, REPETITION_WINDOW:]
-        found: list[list[int]] = download(tokens[index]).tolist()
+        tokens = steps.drawn[: len(requests), REPETITION_WINDOW:]
+        found: list[list[int]] = download(tokens).tolist()
         drawn: list[list[int]] = []
         for request, start, row in zip(requests, starts, found, strict=True):
             end = row.index(self.end) + 1 if self.end in row else len(row)
@@ -340,16 +344,16 @@ class Talker(nn.Module):
 
     def _begin(
         self, requests: Sequence[SpeechRequest], hidden: Tensor, starts: Sequence[int], most: int
-    ) -> tuple[TalkerSteps, Callable[[], None], Tensor | slice]:
+    ) -> tuple[TalkerSteps, Callable[[], None]]:
         """Draw the first tokens from `hidden` [slots, width].
 
-        Returns the steps, the function that runs a further step, and the slots' rows in the steps.
+        Returns the steps, whose first rows are those of the slots, and the function that runs a
+        further step.
         """
         slots = [request.slot for request in requests]
-        length = max(starts) + most - 1
         found = None
         if self.graphs is not None and self.on_step is None and most <= UNIT_DRAWS:
-            found = self.graphs.find(slots, length)
+            found = self.graphs.find(len(slots))
         numbers = [request.numbers(UNIT_DRAWS if found else most) for request in requests]
         values = upload(numbers, hidden.device, torch.float64)
         if found is None:
@@ -364,14 +368,14 @@ class Talker(nn.Module):
             )
             steps.begin(values)
             steps.choose(hidden)
-            return steps, steps.run, slice(None)
+            return steps, steps.run
         self.cache.grow([(slot, most - 1) for slot in slots])
         steps, run = found
-        width = len(steps.drawn)
-        index = steps.static.begin(slots, starts)
-        steps.begin(_spread(values, index, width, 1.0))
-        steps.choose(_spread(hidden, index, width, 0.0))
-        return steps, run, index
+        padding = 0, 0, 0, len(steps.drawn) - len(slots)
+        steps.static.begin(slots, starts)
+        steps.begin(functional.pad(values, padding, value=1.0))
+        steps.choose(functional.pad(hidden, padding))
+        return steps, run
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture the steps as CUDA graphs, which `draw` then uses."""
@@ -379,41 +383,40 @@ class Talker(nn.Module):
         graphs.capture(partial(StaticTalkerSteps, self), self._check, is_replayed=is_replayed)
         self.graphs = graphs
 
-    def _check(
-        self, steps: StaticTalkerSteps, run: Callable[[], None], width: int, length: int
-    ) -> float:
-        """Compare a step at the end of its longest contexts with the plain path."""
-        slots, last = list(range(width)), length - 1
+    def _check(self, steps: StaticTalkerSteps, run: Callable[[], None], width: int) -> float:
+        """Compare a step with the plain path, in one long context and in short ones."""
+        slots, lengths = range(width), trial_lengths(self.cache, width)
         counts = [(slot, 1) for slot in slots]
         tokens = upload([slot % self.end for slot in slots], self.emb_text.weight.device)
         rows = self.emb_code[0](tokens).repeat_interleave(FIRST_ROWS, 0)
         self.model(rows, self.cache.extend([(slot, FIRST_ROWS) for slot in slots]))
-        self.cache.grow([(slot, last - FIRST_ROWS) for slot in slots])
+        self.cache.grow([(slot, lengths[slot] - FIRST_ROWS) for slot in slots])
         plain = TalkerSteps(self, width, lambda: self.cache.extend(counts))
         plain.force(tokens)
         seen: list[Tensor] = []
         self.on_step = seen.append
         plain.run()
         self.on_step = None
-        keys = self.cache.keys[:, :width, :, last].clone()
+        keys = self._last_keys(slots)
         for slot in slots:
-            self.cache.rewind(slot, last)
+            self.cache.rewind(slot, lengths[slot])
         self.cache.grow(counts)
-        steps.static.begin(slots, [last] * width)
+        steps.static.begin(slots, lengths)
         steps.force(tokens)
         run()
         # Rounding may choose another token, but only one that is almost as likely.
         chosen = steps.drawn[:, REPETITION_WINDOW + 1 : REPETITION_WINDOW + 2]
         likely = seen[0].log()
-        error = relative_error(
+        return relative_error(
             [
-                (self.cache.keys[:, :width, :, last], keys),
+                (self._last_keys(slots), keys),
                 (likely.gather(1, chosen), likely.amax(1, keepdim=True)),
             ]
         )
-        for slot in slots:
-            self.cache.reset(slot)
-        return error
+
+    def _last_keys(self, slots: Iterable[int]) -> Tensor:
+        """Return the keys of the last row of each slot."""
+        return torch.stack([self.cache.read(slot)[0][:, :, -1] for slot in slots])
 
     def reset(self, slot: int) -> None:
         """Zero all state of the slot."""
@@ -443,9 +446,3 @@ class WeightNormHead(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Map [..., width] to [..., outputs]."""
         return functional.linear(states, self.weight)
-
-
-def _spread(rows: Tensor, index: Tensor, width: int, fill: float) -> Tensor:
-    """Return `width` rows: the given rows at `index`, all others with the value `fill`."""
-    wide = torch.full((width, *rows.shape[1:]), fill, dtype=rows.dtype, device=rows.device)
-    return wide.index_copy_(0, index, rows)

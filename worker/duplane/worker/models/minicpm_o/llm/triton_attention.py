@@ -1,0 +1,192 @@
+"""Attention of packed rows over pages as two Triton kernels; `attention` has the plain path.
+
+A program of the first kernel computes one tile, for one key head and one split of the context:
+the query heads of this key head, of some rows of one slot. Splits begin at fixed positions of a
+context, and a row has as many splits as its own length needs. The second kernel combines the splits
+of a row in their order. So the bits of a row do not depend on the other rows of a pass, on its slot
+or on its pages. The way to tile rows and to split contexts follows the unified attention kernel of
+vLLM (https://github.com/vllm-project/vllm, Apache License 2.0).
+
+Import this module only on CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.attention.triton_language import constexpr, jit, tensor, tl
+from duplane.worker.models.minicpm_o.llm.attention import TILE, Tiles
+from duplane.worker.models.minicpm_o.llm.pages import PageTable
+
+SPLIT = 1024
+"""Number of rows of a context that one program reads."""
+BLOCK_BYTES = 128
+"""Number of rows that a program reads at once, times the bytes of a number; at most a page."""
+
+
+# The addresses of slices of one upload are not aligned alike; that must not compile a kernel anew.
+sliced = jit(do_not_specialize_on_alignment=["positions", "tiles"])
+
+
+@sliced
+def attend_split(  # noqa: PLR0913 - a kernel has no objects
+    queries: tensor,
+    keys: tensor,
+    values: tensor,
+    table: tensor,
+    positions: tensor,
+    tiles: tensor,
+    sums: tensor,
+    maxima: tensor,
+    totals: tensor,
+    scale: tensor,
+    query_stride: constexpr,
+    head_stride: constexpr,
+    heads: constexpr,
+    group: constexpr,
+    width: constexpr,
+    wide: constexpr,
+    page_rows: constexpr,
+    pages_per_slot: constexpr,
+    splits: constexpr,
+    split: constexpr,
+    block: constexpr,
+    tile: constexpr,
+) -> None:
+    """Compute `sums` [rows, heads, splits, width], the weighted values, of a tile and a split.
+
+    `maxima` and `totals` [rows, heads, splits] are the largest score, in base 2, and the sum of the
+    weights. `wide` is `width` rounded up to a power of two. `query_stride` and `head_stride` are
+    the distances of two rows of queries, and of two heads of keys and values.
+    """
+    numbers = tiles + tl.program_id(0) * 3
+    slot, first, count = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    key_head = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    start = part * split
+    longest = tl.load(positions + first + count - 1).to(tl.int32) + 1
+    if start < longest:
+        line = tl.arange(0, tile)
+        column = tl.arange(0, wide)
+        is_column = (column < width)[None, :]
+        is_line = line < count * group
+        row = first + line // group
+        head = key_head * group + line % group
+        length = tl.load(positions + row, mask=is_line, other=-1).to(tl.int32) + 1
+        query = tl.load(
+            queries + (row * query_stride + head * width)[:, None] + column[None, :],
+            mask=is_line[:, None] & is_column,
+            other=0.0,
+        )
+        largest = tl.full([tile], float("-inf"), tl.float32)
+        total = tl.zeros([tile], tl.float32)
+        weighted = tl.zeros([tile, wide], tl.float32)
+        for begin in range(start, tl.minimum(start + split, longest), block):
+            page = tl.load(table + slot * pages_per_slot + begin // page_rows).to(tl.int64)
+            position = begin + tl.arange(0, block)
+            place = page * page_rows + position % page_rows
+            is_held = (position < longest)[:, None] & is_column
+            at = key_head * head_stride + place[:, None] * width + column[None, :]
+            key = tl.load(keys + at, mask=is_held, other=0.0)
+            value = tl.load(values + at, mask=is_held, other=0.0)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            is_seen = position[None, :] < length[:, None]
+            scores = tl.where(is_seen, scores, float("-inf"))
+            larger = tl.maximum(largest, tl.max(scores, 1))
+            # A row that has seen nothing has no largest score; with 0 its weights are 0, not NaN.
+            base = tl.where(larger == float("-inf"), 0.0, larger)
+            weights = tl.exp2(scores - base[:, None])
+            kept = tl.exp2(largest - base)
+            total = total * kept + tl.sum(weights, 1)
+            added = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+            weighted = weighted * kept[:, None] + added
+            largest = larger
+        is_written = is_line & (start < length)
+        at_split = (row * heads + head) * splits + part
+        tl.store(maxima + at_split, largest, mask=is_written)
+        tl.store(totals + at_split, total, mask=is_written)
+        at_sum = at_split[:, None] * width + column[None, :]
+        tl.store(sums + at_sum, weighted, mask=is_written[:, None] & is_column)
+
+
+@sliced
+def combine_splits(  # noqa: PLR0913 - a kernel has no objects
+    positions: tensor,
+    sums: tensor,
+    maxima: tensor,
+    totals: tensor,
+    results: tensor,
+    heads: constexpr,
+    width: constexpr,
+    wide: constexpr,
+    splits: constexpr,
+    split: constexpr,
+) -> None:
+    """Combine the splits of one row and head to `results` [rows, heads, width]."""
+    row = tl.program_id(0).to(tl.int64)
+    of_head = row * heads + tl.program_id(1)
+    column = tl.arange(0, wide)
+    is_column = column < width
+    at = of_head * splits
+    largest, total = tl.load(maxima + at), tl.load(totals + at)
+    combined = tl.load(sums + at * width + column, mask=is_column, other=0.0)
+    count = (tl.load(positions + row).to(tl.int32) + split) // split
+    for part in range(1, count):
+        own = tl.load(maxima + at + part)
+        larger = tl.maximum(largest, own)
+        kept, weight = tl.exp2(largest - larger), tl.exp2(own - larger)
+        added = tl.load(sums + (at + part) * width + column, mask=is_column, other=0.0)
+        combined = combined * kept + added * weight
+        total = total * kept + tl.load(totals + at + part) * weight
+        largest = larger
+    result = (combined / total).to(results.dtype.element_ty)
+    tl.store(results + of_head * width + column, result, mask=is_column)
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    pages: PageTable,
+    positions: Tensor,
+    tiles: Tiles,
+    split: int = SPLIT,
+) -> Tensor:
+    """Attend as `attention.Kernel` describes, in splits of `split` rows."""
+    (rows, heads, width), key_heads = queries.shape, len(keys)
+    splits = -(-pages.slot_rows // split)
+    sums = torch.empty(rows, heads, splits, width, device=queries.device)
+    maxima, totals = torch.empty(2, rows, heads, splits, device=queries.device).unbind()
+    results = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+    sizes = {
+        "heads": heads,
+        "width": width,
+        "wide": max(16, 1 << (width - 1).bit_length()),
+        "splits": splits,
+        "split": split,
+    }
+    attend_split[len(tiles.numbers), key_heads, -(-tiles.longest // split)](
+        queries,
+        keys,
+        values,
+        pages.table,
+        positions,
+        tiles.numbers,
+        sums,
+        maxima,
+        totals,
+        width**-0.5 * math.log2(math.e),
+        query_stride=queries.stride(0),
+        head_stride=keys.stride(0),
+        group=heads // key_heads,
+        page_rows=pages.page_rows,
+        pages_per_slot=pages.per_slot,
+        block=min(BLOCK_BYTES // keys.element_size(), pages.page_rows),
+        tile=max(TILE, 1 << (heads // key_heads - 1).bit_length()),
+        **sizes,
+    )
+    combine_splits[rows, heads](positions, sums, maxima, totals, results, **sizes)
+    return results
