@@ -17,6 +17,7 @@ from support.test_checkpoint.build import build_test_checkpoint
 from torch import Tensor
 from torch.nn import functional
 
+from duplane.tools.bench.launches import attend_to_pages
 from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.tools.golden_replay.half_duplex import HalfDuplex, TextWindow
 from duplane.worker.models.chat import (
@@ -241,8 +242,18 @@ def test_the_host_waits_for_the_device_only_to_read_results(
         leave(there)
 
 
+def take_paths_of_a_device(model: DuplexModel) -> None:
+    """Let a model on the CPU encode and attend as on a device: other paths round in another way."""
+    model.parts.audio.has_buckets = True
+    for decoder in (model.llm, model.parts.talker):
+        assert decoder is not None
+        decoder.cache.kernel = attend_to_pages
+    model.capture(is_replayed=False)
+
+
 def test_half_precision_mixes_nothing_and_stays_finite(speaking_checkpoint: Path) -> None:
     here = load(speaking_checkpoint, "cpu", "bfloat16")
+    take_paths_of_a_device(here)
     with elsewhere():
         there = load(speaking_checkpoint, dtype="bfloat16")
         got = converse(there, 3)
