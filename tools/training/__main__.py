@@ -27,7 +27,6 @@ from training.evaluation.table import as_text, evaluate_checkpoint
 from training.pipeline import (
     Stage,
     TrainingPlan,
-    extend_checkpoint,
     print_progress,
     train_checkpoint,
     train_vision,
@@ -51,7 +50,8 @@ class Sources:
     splices: NonNegativeInt = 12_000
     """Questions that are joined from words of phrases and recordings."""
     start: ExistingDirectory | None = None
-    """Checkpoint directory of a default model: the listener begins with its weights."""
+    """Checkpoint directory of a default model: the listener begins with its weights, and the
+    vocoder stays."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of a `TrainingPlan`."""
@@ -129,7 +129,7 @@ def vision(
     *,
     workspace: Path = Path(".duplane/train"),
     seed: int = 1,
-    steps: PositiveInt = 2400,
+    steps: PositiveInt = 1600,
 ) -> None:
     """Train the vision tower from random weights, on rendered pictures: a stage of `train`.
 
@@ -147,46 +147,6 @@ def vision(
     """
     with _errors():
         train_vision(workspace, TrainingPlan(seed=seed, tower_steps=steps))
-
-
-@app.command
-def extend(
-    directory: Path,
-    /,
-    *,
-    start: ExistingDirectory,
-    workspace: Path = Path(".duplane/extend"),
-    seed: int = 1,
-    processes: PositiveInt = 1,
-    steps: PositiveInt = 1500,
-    utterances: PositiveInt = 24_000,
-) -> None:
-    """Let an existing default model see, without training its audio encoder again.
-
-    Trains the vision tower, the talker, and the LLM on sessions and chats with pictures and
-    without. A run that was stopped can be continued.
-
-    Parameters
-    ----------
-    directory
-        Directory to write the checkpoint to; it is created if it is missing.
-    start
-        Checkpoint directory of a model that `make train` made.
-    workspace
-        Folder for the results of each stage. Use another folder for other settings.
-    seed
-        Seed of all random numbers.
-    processes
-        Number of processes that synthesise the corpus.
-    steps
-        Training steps of the LLM.
-    utterances
-        Questions in the corpus.
-    """
-    plan = TrainingPlan(seed=seed, processes=processes, sight_steps=steps, utterances=utterances)
-    with _errors():
-        extend_checkpoint(directory, start, workspace, plan)
-    sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")
 
 
 @contextlib.contextmanager

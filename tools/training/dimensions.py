@@ -63,8 +63,8 @@ def default_config(tokenizer: Tokenizer) -> dict[str, Any]:
         "audio_config": config["audio_config"]
         | {
             "d_model": 128,
-            "encoder_layers": 3,
-            "num_hidden_layers": 3,
+            "encoder_layers": 5,
+            "num_hidden_layers": 5,
             "encoder_attention_heads": 4,
             "encoder_ffn_dim": 512,
             "max_source_positions": ENCODER_POSITIONS,

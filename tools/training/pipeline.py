@@ -26,14 +26,14 @@ from training.dimensions import CODES, default_config
 from training.domain import DIGITS, all_answers
 from training.export import write_checkpoint
 from training.listener.noises import record_noises
-from training.listener.processes import CORPUS, train_listener
-from training.listener.sight import SightPlan, SightTraining
-from training.listener.starting import listener_of, vocoder_of
+from training.listener.processes import BANK, CORPUS, train_listener
+from training.listener.starting import vocoder_of
 from training.listener.training import ListenerPlan
 from training.sources.room_files import read_room, rooms_of
 from training.torch_calls import digest_of, load_tensors, save_tensors
 from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
 from training.vision.tower import TowerPlan
+from training.vision.views import save_bank
 from training.vocabulary import Vocabulary, build_tokenizer
 from training.voice.codec import all_features, encode, fit_table
 from training.voice.phrases import draw_phrases, held_out_answers
@@ -41,15 +41,14 @@ from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from training.voice.vocoder import build_vocoder, train_vocoder
 
 CLIPS, PLAN, TABLE, VOCODER, TALKER = "clips", "plan.json", "table.pt", "vocoder.pt", "talker.pt"
-SIGHT = "sight.pt"
-NOISE_COUNT = 24
+NOISE_COUNT = 40
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
     "head_steps": 60,
     "rate": 1e-3,
     "matrix_rate": 1.6e-3,
-    "word_share": 0.25,
-    "short_share": 0.15,
+    "word_share": 0.2,
+    "short_share": 0.1,
     "decay_share": 0.6,
 }
 """Settings of a listener that begins with the weights of a checkpoint."""
@@ -65,7 +64,7 @@ class TrainingPlan:
 
     `phrases_folder` has the phrases of the stage "speak", `recordings` has digits that people
     speak, `rooms` has recordings of rooms; each may be absent. The listener begins with the weights
-    of the checkpoint `start`, or with random weights.
+    of the checkpoint `start`, whose codec and vocoder stay, or with random weights.
     """
 
     seed: int = 1
@@ -82,8 +81,7 @@ class TrainingPlan:
     talker_steps: int = 1000
     sound_steps: int = 300
     steps: int = 2400
-    tower_steps: int = 2400
-    sight_steps: int = 1500
+    tower_steps: int = 1600
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,8 @@ def train_checkpoint(
     if until == "corpus":
         return
     answers = _speak_answers()
-    vocoder = _vocoder(workspace, answers, plan)
+    start = path_of(plan.start)
+    vocoder = _vocoder(workspace, answers, plan) if start is None else vocoder_of(start)
     talker = _talker(run, answers, vocoder.table)
     print_progress(f"talker: digest {digest_of(talker)}")
     if until == "talker":
@@ -127,73 +126,29 @@ def train_checkpoint(
     vision = train_vision(workspace, plan)
     if until == "vision":
         return
-    listener = train_listener(workspace, listener_plan(plan), plan.processes, path_of(plan.start))
+    listener = train_listener(workspace, listener_plan(plan), plan.processes, start)
     print_progress(f"listener: digest {digest_of(listener)}")
     if until == "listener":
         return
-    _finish(run, directory, answers, listener, talker, vision, vocoder)
-
-
-def extend_checkpoint(directory: Path, start: Path, workspace: Path, plan: TrainingPlan) -> None:
-    """Let the model of the checkpoint `start` see: train a tower, a talker, and the LLM.
-
-    The audio encoder and the vocoder stay. Raises as `train_checkpoint`.
-    """
-    run = Run.begin(workspace, plan)
-    vision = train_vision(workspace, plan)
-    _corpus(workspace, plan)
-    answers = _speak_answers()
-    vocoder = vocoder_of(start)
-    talker = _talker(run, answers, vocoder.table)
-    listener = listener_of(start, run.tokenizer)
-    _finish(run, directory, answers, listener, talker, vision, vocoder)
-
-
-def _finish(
-    run: Run,
-    directory: Path,
-    answers: Mapping[str, Spoken],
-    listener: Mapping[str, Tensor],
-    talker: Mapping[str, Tensor],
-    vision: Vision,
-    vocoder: HarmonicNetwork,
-) -> None:
-    """Train the LLM with pictures, and write the checkpoint."""
-    listener = _sight(run, answers, listener, vision)
     tensors = {**listener, **talker, **vision.state_dict()}
     write_checkpoint(directory, run.tokenizer, run.config, tensors, vocoder)
 
 
 def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
-    """Train the vision tower, or load it."""
+    """Train the vision tower and encode pictures for the listener, or load the tower."""
     workspace.mkdir(parents=True, exist_ok=True)
     tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
-    return train_tower(workspace, default_config(build_tokenizer()), tower, print_progress)
+    vision = train_tower(workspace, default_config(build_tokenizer()), tower, print_progress)
+    if not (workspace / BANK).exists():
+        print_progress("encoding pictures")
+        bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)
+        save_bank(bank, workspace / BANK)
+    return vision
 
 
 def _speak_answers() -> dict[str, Spoken]:
     print_progress("speaking the answers")
     return {text: speak_answer(text) for text in all_answers()}
-
-
-def _sight(
-    run: Run, answers: Mapping[str, Spoken], listener: Mapping[str, Tensor], vision: Vision
-) -> dict[str, Tensor]:
-    """Train the LLM with pictures; return the listener's tensors."""
-    print_progress("training with pictures")
-    bank = encode_bank(vision, run.plan.seed, BANK_PICTURES, BANK_VARIANTS)
-    training = SightTraining(
-        run.config,
-        run.vocabulary,
-        Corpus(run.workspace / CORPUS),
-        answers,
-        bank,
-        listener,
-        SightPlan(seed=run.plan.seed, steps=run.plan.sight_steps),
-        run.workspace / SIGHT,
-    )
-    training.run()
-    return dict(training.networks.tensors())
 
 
 def digest_of_files(folder: Path) -> str:

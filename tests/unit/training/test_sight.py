@@ -28,18 +28,17 @@ from training.export import write_settings
 from training.listener.network import ListenerNetworks
 from training.listener.sequences import AUDIO, PICTURE, Batch, chat_sequence, session_sequence
 from training.listener.sessions import NoiseBank, SessionBuilder, SessionRules
-from training.listener.sight import SightPlan, SightTraining
 from training.listener.starting import moved_table
+from training.listener.steps import draw_chat, embed
 from training.vision.pictures import draw_picture
 from training.vision.questions import BLIND, QUESTIONS, answer_about
 from training.vision.scenes import COLOURS, SHAPES, Scene
-from training.vision.views import PictureBank
+from training.vision.views import PictureBank, load_bank, save_bank
 from training.vocabulary import Vocabulary
 
 SCENES = [Scene(shape, colour, 1) for shape in SHAPES for colour in COLOURS]
 QUESTION = "what do you see"
 CHATS = 1200
-PLAN = SightPlan(steps=2, batch=1, chats=2, warm_up=1, noise_clips=1, is_mixed=False)
 
 
 @pytest.fixture(scope="module")
@@ -131,31 +130,31 @@ def test_context_without_the_picture_that_is_seen_is_not_trained(
         assert row.pictures == shown
 
 
-@pytest.mark.slow
-def test_interrupted_run_continues_to_the_same_weights(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    config = small_config(vocabulary)
-    corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
+def test_chat_answers_about_its_latest_picture(vocabulary: Vocabulary) -> None:
     bank = PictureBank(SCENES, torch.randn(len(SCENES), 2, PICTURE_ROWS, 32))
-    networks = ListenerNetworks.build(config, seed=4, batch=1)
-    start = {name: value.clone() for name, value in networks.tensors()}
+    networks = ListenerNetworks.build(small_config(vocabulary), seed=4, batch=1)
+    asked = 0
+    for seed in range(60):
+        row = draw_chat(Random(seed), vocabulary, bank)
+        answer = vocabulary.tokenizer.decode([token for token in row.targets if token >= 0])
+        if row.pictures and "i see" not in answer:
+            scene = SCENES[row.pictures[-1]]
+            asked += any(answer.strip() == answer_about(kind, scene) for kind in QUESTIONS)
+        batch = Batch.of([row])
+        table = embed(networks.llm, batch, [row], bank, Random(seed))
+        shown = table[batch.picture].view(-1, PICTURE_ROWS, 32)
+        variants = [bank.embeds[picture] for picture in row.pictures]
+        for rows, own in zip(shown, variants, strict=True):
+            assert any(torch.equal(rows, variant) for variant in own)
+    assert asked >= 15
 
-    def training(name: str) -> SightTraining:
-        path = tmp_path / name
-        return SightTraining(config, vocabulary, corpus, answers, bank, start, PLAN, path)
 
-    whole = training("whole.pt")
-    whole.run()
-    training("parts.pt").run(stop_at=1)
-    second = training("parts.pt")
-    second.run()
-    found = dict(second.networks.tensors())
-    for name, wanted in whole.networks.tensors():
-        torch.testing.assert_close(found[name], wanted, msg=name)
-    changed = {name for name, value in found.items() if not torch.equal(value, start[name])}
-    assert changed
-    assert {name.split(".")[0] for name in changed} == {"llm"}
+def test_pictures_are_read_as_they_were_written(tmp_path: Path) -> None:
+    bank = PictureBank(SCENES, torch.randn(len(SCENES), 2, PICTURE_ROWS, 4).half().float())
+    save_bank(bank, tmp_path / "bank.pt")
+    found = load_bank(tmp_path / "bank.pt")
+    assert found.scenes == SCENES
+    assert torch.equal(found.embeds, bank.embeds)
 
 
 def test_known_tokens_keep_their_rows_in_another_tokenizer(vocabulary: Vocabulary) -> None:

@@ -18,10 +18,13 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
 from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
-from training.dimensions import WINDOW_UNITS
+from training.dimensions import PICTURE_ROWS, WINDOW_UNITS
 from training.listener import processes
 from training.listener.network import ListenerNetworks, run_decoder
+from training.listener.starting import with_new_layers
 from training.listener.training import ListenerPlan, ListenerTraining
+from training.vision.scenes import COLOURS, SHAPES, Scene
+from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
 
 UNITS = 6
@@ -38,11 +41,19 @@ PLAN = ListenerPlan(
     noise_clips=1,
     is_mixed=False,
 )
+SCENES = [Scene(shape, colour, 1) for shape in SHAPES for colour in COLOURS]
 
 
 @pytest.fixture(scope="module")
 def config(vocabulary: Vocabulary) -> dict[str, Any]:
     return small_config(vocabulary)
+
+
+@pytest.fixture(scope="module")
+def bank(config: dict[str, Any]) -> PictureBank:
+    chance = torch.Generator().manual_seed(6)
+    shape = (len(SCENES), 2, PICTURE_ROWS, config["hidden_size"])
+    return PictureBank(SCENES, torch.randn(shape, generator=chance))
 
 
 @pytest.fixture
@@ -88,12 +99,12 @@ def test_trained_llm_is_the_served_llm(networks: ListenerNetworks, config: dict[
 
 @pytest.mark.slow
 def test_steps_in_bfloat16_change_the_weights_and_keep_them_finite(
-    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+    config: dict[str, Any], vocabulary: Vocabulary, bank: PictureBank, tmp_path: Path
 ) -> None:
     corpus = fake_corpus(tmp_path / "corpus")
     plan = replace(PLAN, is_mixed=True)
     path = tmp_path / "mixed.pt"
-    training = ListenerTraining(config, vocabulary, corpus, fake_answers(), plan, path)
+    training = ListenerTraining(config, vocabulary, corpus, fake_answers(), plan, bank, path)
     before = {name: value.clone() for name, value in training.networks.tensors()}
     training.run()
     after = dict(training.networks.tensors())
@@ -107,13 +118,13 @@ def test_each_number_of_steps_has_all_kinds_of_sessions() -> None:
 
 
 def test_interrupted_run_continues_to_the_same_weights(
-    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+    config: dict[str, Any], vocabulary: Vocabulary, bank: PictureBank, tmp_path: Path
 ) -> None:
     corpus = fake_corpus(tmp_path / "corpus")
     answers = fake_answers()
 
     def training(name: str) -> ListenerTraining:
-        return ListenerTraining(config, vocabulary, corpus, answers, PLAN, tmp_path / name)
+        return ListenerTraining(config, vocabulary, corpus, answers, PLAN, bank, tmp_path / name)
 
     whole = training("whole.pt")
     before = {name: value.clone() for name, value in whole.networks.tensors()}
@@ -126,6 +137,8 @@ def test_interrupted_run_continues_to_the_same_weights(
         whole.networks.tensors(), second.networks.tensors(), strict=True
     ):
         torch.testing.assert_close(found, wanted, msg=name)
+    for name, wanted in whole.mean.items():
+        torch.testing.assert_close(second.mean[name], wanted, msg=name)
     changed = [
         name for name, value in whole.networks.tensors() if not torch.equal(value, before[name])
     ]
@@ -134,22 +147,42 @@ def test_interrupted_run_continues_to_the_same_weights(
 
 
 def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
-    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+    config: dict[str, Any], vocabulary: Vocabulary, bank: PictureBank, tmp_path: Path
 ) -> None:
     corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
     plan = replace(PLAN, head_steps=2)
     start = dict(
         ListenerTraining(
-            config, vocabulary, corpus, answers, replace(plan, seed=9), tmp_path / "other.pt"
+            config, vocabulary, corpus, answers, replace(plan, seed=9), bank, tmp_path / "other.pt"
         ).networks.tensors()
     )
-    training = ListenerTraining(config, vocabulary, corpus, answers, plan, tmp_path / "state.pt")
+    training = ListenerTraining(
+        config, vocabulary, corpus, answers, plan, bank, tmp_path / "state.pt"
+    )
     training.networks.load(start)
     training.run(stop_at=2)
     for name, value in training.networks.tensors():
         assert torch.equal(value, start[name]), name
     training.run()
     assert any(not torch.equal(value, start[name]) for name, value in training.networks.tensors())
+
+
+@torch.no_grad()
+def test_new_layers_of_the_encoder_change_nothing_at_first(
+    config: dict[str, Any], networks: ListenerNetworks
+) -> None:
+    deeper = config | {"audio_config": config["audio_config"] | {"encoder_layers": 4}}
+    larger = ListenerNetworks.build(deeper, seed=8, batch=2)
+    drawn = dict(larger.tensors())
+    found = dict(networks.tensors())
+    assert set(drawn) > set(found)
+    larger.load(with_new_layers(found, drawn))
+    sound = (np.random.default_rng(2).standard_normal((1, 4 * 16_000)) * 0.1).astype(np.float32)
+    features, is_first = networks.features([sound[0]])
+    before = networks.encode(features, is_first, WINDOW_UNITS)
+    after = larger.encode(features, is_first, WINDOW_UNITS)
+    for wanted, value in zip(before, after, strict=True):
+        torch.testing.assert_close(value, wanted)
 
 
 def test_each_process_is_called_with_its_own_number(

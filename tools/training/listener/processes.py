@@ -15,12 +15,13 @@ from training.answers import speak_answer
 from training.corpus.store import Corpus
 from training.dimensions import default_config
 from training.domain import all_answers
-from training.listener.starting import listener_of
+from training.listener.starting import listener_of, with_new_layers
 from training.listener.training import ListenerPlan, ListenerTraining
 from training.torch_calls import load_tensors
+from training.vision.views import load_bank
 from training.vocabulary import Vocabulary, build_tokenizer
 
-CORPUS, STATE = "corpus", "listener.pt"
+CORPUS, STATE, BANK = "corpus", "listener.pt", "pictures.pt"
 
 
 def train_listener(
@@ -70,11 +71,13 @@ def run_rank(
         Corpus(workspace / CORPUS),
         {text: speak_answer(text) for text in all_answers()},
         plan,
+        load_bank(workspace / BANK),
         workspace / STATE,
         share=share,
     )
     if start is not None:
-        training.networks.load(listener_of(start, tokenizer))
+        found = listener_of(start, tokenizer)
+        training.networks.load(with_new_layers(found, dict(training.networks.tensors())))
     if processes == 1:
         training.run()
         return
@@ -88,11 +91,5 @@ def run_rank(
 
 
 def listener_tensors(workspace: Path) -> dict[str, Tensor]:
-    """Return the tensors of the saved state, without the heads, which only training uses."""
-    modules = cast("dict[str, dict[str, Tensor]]", load_tensors(workspace / STATE)["modules"])
-    return {
-        prefix + name: value
-        for prefix, module in modules.items()
-        if prefix != "heads."
-        for name, value in module.items()
-    }
+    """Return the mean of the latest weights, with their names in the checkpoint."""
+    return load_tensors(workspace / STATE)["mean"]

@@ -1,7 +1,8 @@
-"""Starts from a checkpoint whose tokenizer is another one: moves the rows of its tables."""
+"""Starts from a checkpoint with another tokenizer, or with fewer layers in its audio encoder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ from training.torch_calls import load_weights
 
 TOKENIZER_FILE = "tokenizer.json"
 LISTENER = ("llm.", "apm.", "audio_projection_layer.")
+ADDED = "apm.layers."
+OUTPUTS = tuple(f"{layer}.{kind}" for layer in ("out_proj", "fc2") for kind in ("weight", "bias"))
 TABLES = ("llm.model.embed_tokens.weight", "llm.lm_head.weight")
 
 
@@ -53,6 +56,18 @@ def listener_of(directory: Path, tokenizer: Tokenizer) -> dict[str, Tensor]:
     for name in TABLES:
         found[name] = moved_table(found[name], before, tokenizer)
     return found
+
+
+def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, with the layers of the audio encoder that it lacks.
+
+    These come from `drawn`, except that their outputs are zero, so at first they change nothing.
+    """
+    made = dict(found)
+    for name, value in drawn.items():
+        if name.startswith(ADDED) and name not in found:
+            made[name] = torch.zeros_like(value) if name.endswith(OUTPUTS) else value
+    return made
 
 
 def vocoder_of(directory: Path) -> HarmonicNetwork:

@@ -20,36 +20,37 @@ from torch.nn import functional
 from training.answers import Spoken
 from training.corpus.store import Corpus
 from training.dimensions import WINDOW_UNITS
-from training.domain import TRAINED_WORDS, draw_exchange
 from training.listener.network import ListenerNetworks, trainable
 from training.listener.noises import NoiseBank
 from training.listener.sequences import (
     UNIT_EMBEDDINGS,
     Batch,
-    TokenRow,
-    chat_sequence,
     session_sequence,
 )
 from training.listener.sessions import Session, SessionBuilder, SessionRules
-from training.listener.steps import decode, draw_voice, text_loss
+from training.listener.steps import decode, draw_chat, draw_voice, embed, text_loss
 from training.optimisers import Optimisers, rate_factor
 from training.progress import Progress
 from training.torch_calls import load_tensors, mixed_precision, save_tensors, seed_all
+from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
 
 PHONEME_WEIGHT = 0.3
 WORD_WEIGHT = 0.4
-CHAT_INTERVAL = 2
 SAVE_INTERVAL = 50
+MEAN_SHARE = 0.99
+"""The share that the mean of the weights keeps of its value at a step."""
 USUAL = SessionRules(
     noise_only=0.12,
     interrupted=0.5,
-    signal_to_noise=(0.0, 45.0),
-    breath=0.08,
+    signal_to_noise=(2.0, 34.0),
+    breath=0.09,
     told_to_stop=0.45,
     long_answers=0.15,
     muted=0.3,
     lone_noise=(-6.0, 50.0),
+    pictured=0.5,
+    about_pictures=0.12,
 )
 """What happens in the sessions of training."""
 
@@ -64,8 +65,8 @@ class ListenerPlan:
     `word_share` of the steps comes first and has questions without answers. The share
     `short_share` follows and has sessions of 8 units. All later steps have sessions of 16 units.
     In each stage the rate rises during `warm_up` steps and is then constant. During the last
-    `decay_share` of the second stage the rate falls to zero. Every second step of the second stage
-    also trains on `chats` chats.
+    `decay_share` of the second stage the rate falls to zero. Every step of the second stage also
+    trains on `chats` typed chats.
 
     If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
     gives only nearly the same weights.
@@ -84,7 +85,7 @@ class ListenerPlan:
     matrix_rate: float = 2.5e-3
     warm_up: int = 40
     decay_share: float = 0.45
-    chats: int = 10
+    chats: int = 24
     noise_clips: int = 48
     is_mixed: bool = True
 
@@ -109,6 +110,7 @@ class ListenerTraining:
         corpus: Corpus,
         answers: Mapping[str, Spoken],
         plan: ListenerPlan,
+        bank: PictureBank,
         path: Path,
         *,
         share: tuple[int, int] = (0, 1),
@@ -117,7 +119,7 @@ class ListenerTraining:
         self._rank, self._ranks = share
         self.plan = plan
         self.vocabulary = vocabulary
-        self._path = path
+        self._path, self._bank = path, bank
         batch = max(plan.sound_batch, plan.short_batch, plan.batch)
         self.networks = ListenerNetworks.build(config, plan.seed, batch=batch)
         seed_all(plan.seed)
@@ -128,10 +130,11 @@ class ListenerTraining:
             }
         )
         self._corpus = corpus
-        bank = NoiseBank(plan.seed, plan.noise_clips, corpus.noises)
+        noises = NoiseBank(plan.seed, plan.noise_clips, corpus.noises)
 
         def builder(units: int, rules: SessionRules) -> SessionBuilder:
-            return SessionBuilder(corpus, answers, bank, replace(rules, unit_count=units))
+            scenes = () if rules.is_dense else bank.scenes
+            return SessionBuilder(corpus, answers, noises, replace(rules, unit_count=units), scenes)
 
         dense = replace(USUAL, noise_only=0.02, is_dense=True)
         self._dense, self._words = builder(WINDOW_UNITS, dense), builder(8, dense)
@@ -151,6 +154,8 @@ class ListenerTraining:
         )
         self.step = 0
         self._cpu_s = 0.0
+        self.mean: dict[str, Tensor] = {}
+        """The mean of the latest weights, with their names in the checkpoint."""
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
@@ -177,12 +182,21 @@ class ListenerTraining:
                 factor = self._factor(step, plan.steps)
             self._optimisers.step(torch.stack(list(losses.values())).sum(), factor)
             self.step += 1
+            self._update_mean()
             if self._rank:
                 continue
             progress.note(self.step, losses)
             if self.step % SAVE_INTERVAL == 0 or self.step == last:
                 self._cpu_s = progress.spent_s
                 self.save()
+
+    @torch.no_grad()
+    def _update_mean(self) -> None:
+        for name, value in self.networks.tensors():
+            if name in self.mean:
+                self.mean[name].lerp_(value, 1 - MEAN_SHARE)
+            else:
+                self.mean[name] = value.clone()
 
     def _factor(self, step: int, total: int) -> float:
         plan = self.plan
@@ -221,7 +235,7 @@ class ListenerTraining:
             for one, voice in zip(sessions, voices, strict=True)
         ]
         batch = Batch.of(rows)
-        table = self.networks.llm.model.embed_tokens(batch.ids)
+        table = embed(self.networks.llm, batch, rows, self._bank, chance)
         heard = [
             own[UNIT_EMBEDDINGS * row.first_unit :] for own, row in zip(embeds, rows, strict=True)
         ]
@@ -242,8 +256,7 @@ class ListenerTraining:
             return losses
         if not builder.rules.is_dense:
             losses["text"] = text_loss(self.networks.llm, hidden, batch)
-        if step % CHAT_INTERVAL == 0:
-            losses["chats"] = self._chat_loss(chance)
+        losses["chats"] = self._chat_loss(chance)
         return losses
 
     def _features(self, sessions: list[Session]) -> tuple[Tensor, Tensor]:
@@ -259,15 +272,12 @@ class ListenerTraining:
         return functional.cross_entropy(self._heads["phonemes"](states).flatten(0, 1), targets)
 
     def _chat_loss(self, chance: Random) -> Tensor:
-        rows: list[TokenRow] = []
-        while len(rows) < self.plan.chats:
-            count = chance.choice((1, 1, 2))
-            exchanges = [draw_exchange(chance, TRAINED_WORDS) for _ in range(count)]
-            if all(exchange.answer for exchange in exchanges):
-                rows.append(chat_sequence(exchanges, self.vocabulary, chance))
-        batch = Batch.of(rows)
-        llm = self.networks.llm
-        hidden = decode(llm, llm.model.embed_tokens(batch.ids), is_mixed=self.plan.is_mixed)
+        rows = [
+            draw_chat(chance, self.vocabulary, self._bank) for _ in self._share(self.plan.chats)
+        ]
+        batch, llm = Batch.of(rows), self.networks.llm
+        table = embed(llm, batch, rows, self._bank, chance)
+        hidden = decode(llm, table, is_mixed=self.plan.is_mixed)
         return text_loss(llm, hidden, batch)
 
     def save(self) -> None:
@@ -276,6 +286,7 @@ class ListenerTraining:
             "step": self.step,
             "cpu_s": self._cpu_s,
             "optimisers": self._optimisers.state_dict(),
+            "mean": self.mean,
             "modules": {name: module.state_dict() for name, module in self._modules.items()},
         }
         save_tensors(state, self._path)
@@ -285,7 +296,7 @@ class ListenerTraining:
         if not self._path.exists():
             return
         state = load_tensors(self._path)
-        self.step, self._cpu_s = state["step"], state["cpu_s"]
+        self.step, self._cpu_s, self.mean = state["step"], state["cpu_s"], state["mean"]
         for name, module in self._modules.items():
             module.load_state_dict(state["modules"][name])
         self._optimisers.load_state_dict(state["optimisers"])

@@ -54,7 +54,7 @@ class TowerPlan:
 
     seed: int = 1
     pictures: int = 20_000
-    steps: int = 2400
+    steps: int = 1600
     batch: int = 48
     rate: float = 1.5e-3
     matrix_rate: float = 2.5e-3

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
+from training.torch_calls import load_tensors, save_tensors
 from training.vision.scenes import Scene
 
 CHANGE_SHARE = 0.2
@@ -24,6 +26,18 @@ class PictureBank:
 
     def __len__(self) -> int:
         return len(self.scenes)
+
+
+def save_bank(bank: PictureBank, path: Path) -> None:
+    """Write encoded pictures, in half precision."""
+    scenes = [astuple(scene) for scene in bank.scenes]
+    save_tensors({"scenes": scenes, "embeds": bank.embeds.half()}, path)
+
+
+def load_bank(path: Path) -> PictureBank:
+    """Read encoded pictures."""
+    state = load_tensors(path)
+    return PictureBank([Scene(*scene) for scene in state["scenes"]], state["embeds"].float())
 
 
 @dataclass(frozen=True)
