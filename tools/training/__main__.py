@@ -47,7 +47,7 @@ class Sources:
     only judges. Give the credit that their licence asks for."""
     cache: Path | None = None
     """Folder with the packages that `fetch` fetched: recordings of rooms are noises."""
-    splices: NonNegativeInt = 12_000
+    splices: NonNegativeInt = 14_000
     """Questions that are joined from words of phrases and recordings."""
     start: ExistingDirectory | None = None
     """Checkpoint directory of a default model: the listener begins with its weights, and the
@@ -83,7 +83,7 @@ def train(
     seed: int = 1,
     processes: PositiveInt = 2,
     steps: PositiveInt = 2400,
-    utterances: PositiveInt = 24_000,
+    utterances: PositiveInt = 20_000,
     until: Stage = "checkpoint",
     sources: Sources = SYNTHESISED,
 ) -> None:

@@ -44,7 +44,8 @@ CLIPS, PLAN, TABLE, VOCODER, TALKER = "clips", "plan.json", "table.pt", "vocoder
 NOISE_COUNT = 40
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
-    "head_steps": 60,
+    "head_steps": 40,
+    "sound_steps": 120,
     "rate": 1e-3,
     "matrix_rate": 1.6e-3,
     "word_share": 0.2,
@@ -73,9 +74,9 @@ class TrainingPlan:
     recordings: str | None = None
     rooms: str | None = None
     start: str | None = None
-    utterances: int = 24_000
-    copies: int = 5
-    splices: int = 12_000
+    utterances: int = 20_000
+    copies: int = 8
+    splices: int = 14_000
     vocoder_steps: int = 600
     phrases: int = 8000
     talker_steps: int = 1000
