@@ -29,7 +29,7 @@ from training.evaluation.seen import picture_rows
 from training.evaluation.tries import FORCED_UNITS, Row, Try, draw_tries, rows
 from training.sources.recordings import CREDIT
 
-SLOTS = 12
+SLOTS = 20
 REAL_TIME_S = 1.0
 MOST_EXAMPLES = 60
 

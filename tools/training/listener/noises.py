@@ -12,7 +12,7 @@ from training.corpus.rooms import colour, noise, reverberate
 from training.corpus.store import Corpus
 
 NOISE_SECONDS = 20
-RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.5, 0.65
+RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.65, 0.75
 """Share of noises that are rooms or voices, with questions and without."""
 _TALKERS = (6, 21)
 _TALKER_LEVELS = (-9.0, 0.0)

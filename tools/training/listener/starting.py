@@ -18,6 +18,9 @@ from duplane.worker.models.minicpm_o.vocoder.harmonic import (
 )
 from training.torch_calls import load_weights
 
+ENCODER_SHARE, DECODER_SHARE = 0.65, 0.85
+"""The share of the trained weights in the mixture with those of the start: of the audio encoder and
+its projector, and of the layers of the LLM. Tables are as trained."""
 TOKENIZER_FILE = "tokenizer.json"
 LISTENER = ("llm.", "apm.", "audio_projection_layer.")
 ADDED = "apm.layers."
@@ -42,10 +45,13 @@ def moved_table(table: Tensor, before: Tokenizer, after: Tokenizer) -> Tensor:
     return made
 
 
-def listener_of(directory: Path, tokenizer: Tokenizer) -> dict[str, Tensor]:
+def listener_of(
+    directory: Path, tokenizer: Tokenizer, drawn: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the listener's tensors of a checkpoint with one file of weights, with their names.
 
-    The rows of its tables have the order of `tokenizer`. Raises OSError.
+    The rows of its tables have the order of `tokenizer`. Layers that it lacks come from `drawn` as
+    in `with_new_layers`. Raises OSError.
     """
     before = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
     found = {
@@ -55,7 +61,7 @@ def listener_of(directory: Path, tokenizer: Tokenizer) -> dict[str, Tensor]:
     }
     for name in TABLES:
         found[name] = moved_table(found[name], before, tokenizer)
-    return found
+    return with_new_layers(found, drawn)
 
 
 def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -68,6 +74,20 @@ def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) ->
         if name.startswith(ADDED) and name not in found:
             made[name] = torch.zeros_like(value) if name.endswith(OUTPUTS) else value
     return made
+
+
+def mixed(start: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights between those of the start and the trained ones.
+
+    They hear what the start heard nearly as well as the start, and most of what is new.
+    """
+
+    def share(name: str) -> float:
+        if name in TABLES:
+            return 1.0
+        return DECODER_SHARE if name.startswith("llm.") else ENCODER_SHARE
+
+    return {name: start[name].lerp(value, share(name)) for name, value in trained.items()}
 
 
 def vocoder_of(directory: Path) -> HarmonicNetwork:

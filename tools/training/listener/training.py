@@ -53,6 +53,8 @@ USUAL = SessionRules(
     about_pictures=0.12,
 )
 """What happens in the sessions of training."""
+SEEING = replace(USUAL, signal_to_noise=(4.0, 24.0), pictured=0.8, about_pictures=0.45)
+"""What happens in sessions of 16 units: half of the questions are about a picture."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class ListenerPlan:
     matrix_rate: float = 2.5e-3
     warm_up: int = 40
     decay_share: float = 0.45
-    chats: int = 24
+    chats: int = 56
     noise_clips: int = 48
     is_mixed: bool = True
 
@@ -139,7 +141,7 @@ class ListenerTraining:
         dense = replace(USUAL, noise_only=0.02, is_dense=True)
         self._dense, self._words = builder(WINDOW_UNITS, dense), builder(8, dense)
         self._short = builder(8, replace(USUAL, longest_pause_s=1.2))
-        self._long = builder(16, replace(USUAL, longest_pause_s=2.0))
+        self._long = builder(16, replace(SEEING, longest_pause_s=2.0))
         audio, llm = self.networks.audio, self.networks.llm
         self._optimisers = Optimisers(
             [*trainable(audio), *trainable(llm)],
