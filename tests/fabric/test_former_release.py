@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from support.fabric.mixed_fabric import MixedFabric, Server, former_environment
 from support.fabric.real_fabric import Client
+from support.model.blind import blind_checkpoint
 from websockets.asyncio.client import connect
-
-from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 
 UNITS = 5  # before and after each move
 
@@ -31,14 +31,17 @@ async def hold_call(client: Client) -> None:
 @pytest.mark.parametrize("is_reverse", [False, True], ids=["one former", "all former but one"])
 @pytest.mark.parametrize("role", ["scheduler", "edge", "worker"])
 async def test_call_moves_between_workers(
-    former: Mapping[str, str], role: str, is_reverse: bool
+    former: Mapping[str, str], role: str, tmp_path: Path, *, is_reverse: bool
 ) -> None:
-    """Only the process of `role` is of the former release; with `is_reverse`, all others are."""
+    """Only the process of `role` is of the former release; with `is_reverse`, all others are.
+
+    The former release does not load the vision tower of the default model.
+    """
 
     def is_former(name: str) -> bool:
         return (name == role) != is_reverse
 
-    checkpoint = str(DEFAULT_CHECKPOINT) if role == "worker" else "scripted"
+    checkpoint = str(blind_checkpoint(tmp_path)) if role == "worker" else "scripted"
     async with MixedFabric.starting(former) as fabric:
         scheduler = await fabric.start("scheduler", is_former=is_former("scheduler"))
 
