@@ -215,11 +215,12 @@ async def test_model_that_cannot_be_loaded_ends_the_worker(
 
 
 async def test_worker_that_is_ended_while_it_loads_leaves_no_process() -> None:
+    others = psutil.Process().children()  # of fixtures of other tests
     worker = LocalWorker(None, engine_process="on", pool="", schedulers=("[::1]:1",), **FAMILY)
     found: list[psutil.Process] = []
 
     async def is_there() -> bool:
-        children = psutil.Process().children()
+        children = set(psutil.Process().children()) - set(others)
         found[:] = [one for one in children if ENGINE_MODULE in one.cmdline()]
         return bool(found)
 
@@ -234,9 +235,10 @@ async def test_worker_whose_engine_process_is_killed_ends_as_with_a_lost_device(
     scheduler = FakeScheduler()
     await scheduler.start()
     address = scheduler.address
+    others = psutil.Process().children()  # of fixtures of other tests
     worker = LocalWorker(None, engine_process="on", checkpoint="scripted", schedulers=(address,))
     await scheduler.until(lambda: bool(scheduler.registers))
-    (process,) = psutil.Process().children()
+    (process,) = set(psutil.Process().children()) - set(others)
     process.kill()
     await asyncio.wait({worker.task}, timeout=WITHIN_S)
     assert isinstance(worker.task.exception(), FatalError)
