@@ -113,7 +113,7 @@ class SessionLimits:
 
 
 def _default_worker_id() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 @Parameter(name="*", group="Scripted model")
