@@ -1,18 +1,32 @@
-"""Watches launches of blocks on the fake device: new tensors, and the addresses of the inputs."""
+"""Launches of blocks: groups of slots, and a watch on the fake device for tensors and addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.worker.models.minicpm_o.blocks import graph
 
 from .fake_cuda import Elsewhere
+
+
+@st.composite
+def groupings(draw: st.DrawFn, counts: Sequence[int]) -> list[list[int]]:
+    """Draw groups of slots, in any order, until each slot was in as many groups as it counts."""
+    left = list(counts)
+    steps: list[list[int]] = []
+    while going := [slot for slot, count in enumerate(left) if count]:
+        order = draw(st.permutations(going))
+        steps.append(list(order[: draw(st.integers(1, len(going)))]))
+        for slot in steps[-1]:
+            left[slot] -= 1
+    return steps
 
 
 class LaunchWatch(TorchDispatchMode):

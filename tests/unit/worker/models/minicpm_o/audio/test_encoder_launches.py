@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.model.fake_cuda import DEVICE, Way, elsewhere
-from support.model.launches import LaunchWatch
+from support.model.launches import LaunchWatch, groupings
 from torch import Tensor
 
 from duplane.tools.bench.launches import LaunchCount
@@ -85,22 +84,9 @@ def alone(here: AudioEncoder) -> list[list[Tensor]]:
     return encode(here, [(slot,) for slot in range(SLOTS) for _ in range(UNITS)])
 
 
-@st.composite
-def groupings(draw: st.DrawFn) -> list[list[int]]:
-    """Draw groups of slots, in any order, until every slot has had its units."""
-    left = [UNITS] * SLOTS
-    steps: list[list[int]] = []
-    while going := [slot for slot in range(SLOTS) if left[slot]]:
-        order = draw(st.permutations(going))
-        steps.append(list(order[: draw(st.integers(1, len(going)))]))
-        for slot in steps[-1]:
-            left[slot] -= 1
-    return steps
-
-
 @pytest.mark.parametrize("has_buckets", [False, True], ids=["real sizes", "padded"])
 @settings(max_examples=4, deadline=None)
-@given(steps=groupings())
+@given(steps=groupings([UNITS] * SLOTS))
 def test_any_grouping_gives_each_slot_the_embeddings_that_it_has_alone(
     here: AudioEncoder, alone: list[list[Tensor]], has_buckets: bool, steps: list[list[int]]
 ) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.model.fake_cuda import DEVICE, Border, Way, elsewhere
-from support.model.launches import LaunchWatch
+from support.model.launches import LaunchWatch, groupings
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
@@ -88,22 +87,9 @@ def assert_equal_turns(
             assert_sounds_equal(one, other)
 
 
-@st.composite
-def groupings(draw: st.DrawFn) -> list[list[int]]:
-    """Draw groups of slots, in any order, until every turn has ended."""
-    left = [len(counts) for _, counts in TURNS]
-    steps: list[list[int]] = []
-    while going := [slot for slot in range(SLOTS) if left[slot]]:
-        order = draw(st.permutations(going))
-        steps.append(list(order[: draw(st.integers(1, len(going)))]))
-        for slot in steps[-1]:
-            left[slot] -= 1
-    return steps
-
-
 @pytest.mark.parametrize("is_static", [False, True], ids=["real sizes", "padded"])
 @settings(max_examples=6, deadline=None)
-@given(steps=groupings())
+@given(steps=groupings([len(counts) for _, counts in TURNS]))
 def test_any_grouping_gives_each_turn_the_samples_that_it_has_alone(
     here: Vocoder, alone: list[list[np.ndarray]], is_static: bool, steps: list[list[int]]
 ) -> None:
