@@ -384,8 +384,9 @@ def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str,
         (torch.cuda, "mem_get_info", lambda device=None: (memory_bytes, memory_bytes)),
         (torch.cuda, "get_device_name", lambda device=None: "played"),
         (torch, "Generator", _Generator),
-        # The kernel of attention needs a real device.
+        # The kernels need a real device.
         (operations, "triton_attend", lambda: attend_to_pages),
+        (operations, "triton_place_heads", lambda: operations.place_heads),
         (graph, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
     )
 

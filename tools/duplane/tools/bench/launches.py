@@ -1,15 +1,16 @@
 """`duplane bench launches`: the number of kernels that each stage of the model launches.
 
 Operations are counted on a CPU, but in the form in which a GPU would run them. An operation that
-consists of others counts as its parts; views and allocations do not count. Attention counts as the
-two kernels of `llm.triton_attention`, and batches are padded to few sizes, as on a GPU.
+consists of others counts as its parts; views and allocations do not count. An operation for which
+there is a Triton kernel counts as this kernel, attention as its two kernels. Batches are padded to
+few sizes, as on a GPU.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from duplane.tools.bench.options import LaunchBench
 from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
 from duplane.worker.models.minicpm_o.llm.attention import Tiles
+from duplane.worker.models.minicpm_o.llm.decoder import Decoder
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
+from duplane.worker.models.minicpm_o.llm.operations import place_heads, silu_times_up
 from duplane.worker.models.minicpm_o.llm.pages import PageTable
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
@@ -50,7 +53,10 @@ FREE = {
     _aten._unsafe_view.default,  # pyright: ignore[reportPrivateUsage]  has no public name
     _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]  has no public name
 }
-WHOLE = {_aten.scaled_dot_product_attention.default}
+WHOLE = {
+    _aten.scaled_dot_product_attention.default,
+    _aten._fused_rms_norm.default,  # pyright: ignore[reportPrivateUsage]  has no public name
+}
 """Operations that are one kernel on a GPU, although they have parts."""
 ATTENTION_KERNELS = 2
 STAND_IN_ROWS = 32
@@ -83,13 +89,24 @@ class LaunchCount(TorchDispatchMode):
         self.launches[self._watch.running] += not (func.is_view or func in FREE)
         return func(*args, **named)
 
-    def attend(self, *arguments: Any) -> Tensor:
-        """Attend with the stand-in; count the kernels for which it stands."""
-        self._is_paused = True
-        result = attend_to_pages(*arguments)
-        self._is_paused = False
-        self.launches[self._watch.running] += ATTENTION_KERNELS
-        return result
+    def stand_in(self, call: Callable[..., Tensor], kernels: int = 1) -> Callable[..., Tensor]:
+        """Return a function that does the same as `call`, but counts as so many kernels."""
+
+        def counted(*arguments: Any) -> Tensor:
+            self._is_paused = True
+            result = call(*arguments)
+            self._is_paused = False
+            self.launches[self._watch.running] += kernels
+            return result
+
+        return counted
+
+    def use_kernels(self, decoder: Decoder, *, is_fused: bool = True) -> None:
+        """Let the decoder attend by a stand-in; if `is_fused`, also compute other parts by one."""
+        decoder.cache.kernel = self.stand_in(attend_to_pages, ATTENTION_KERNELS)
+        if is_fused:
+            decoder.operations.silu_times_up = self.stand_in(silu_times_up)
+            decoder.operations.place_heads = self.stand_in(place_heads)
 
 
 def attend_to_pages(
@@ -118,9 +135,14 @@ def attend_to_pages(
     return torch.cat(results)
 
 
+def decoders(model: DuplexModel) -> list[Decoder]:
+    """Return the decoders of the LLM and of the talker, if there is one."""
+    return [part.model for part in (model.parts.llm, model.parts.talker) if part is not None]
+
+
 def caches(model: DuplexModel) -> list[KVCache]:
-    """Return the caches of the LLM and of the talker, if there is one."""
-    return [part.cache for part in (model.parts.llm, model.parts.talker) if part is not None]
+    """Return the caches of the decoders."""
+    return [decoder.cache for decoder in decoders(model)]
 
 
 def count_launches(
@@ -140,8 +162,8 @@ def count_launches(
     kinds = [kind for kind in KINDS if kind != SEEING or model.parts.vision is not None]
     watch.clear()
     with LaunchCount(watch) as count:
-        for cache in caches(model):
-            cache.kernel = count.attend
+        for decoder in decoders(model):
+            count.use_kernels(decoder)
         for kind in kinds:
             for _ in range(UNITS):
                 run_units(model, inputs.next(kind))
@@ -152,8 +174,11 @@ def count_launches(
 
 
 def load_padding(directory: Path, slot_count: int) -> DuplexModel:
-    """Load a model that pads batches, as on a GPU."""
+    """Load a model that pads batches and passes, as on a GPU."""
     model = DuplexModel.load(directory, slot_count=slot_count, context_capacity=CONTEXT)
+    for decoder in decoders(model):
+        decoder.cache.kernel = attend_to_pages
+    model.capture(is_replayed=False)
     model.parts.audio.has_buckets = True
     if isinstance(model.parts.vocoder, Vocoder):
         model.parts.vocoder.stream.has_buckets = model.parts.vocoder.is_static = True

@@ -14,6 +14,7 @@ from duplane.worker.models.minicpm_o.llm.triton_attention import (
     attend_split,
     combine_splits,
 )
+from duplane.worker.models.minicpm_o.llm.triton_heads import place_head
 from duplane.worker.models.minicpm_o.llm.triton_silu import silu_times_up_block
 
 ARCHITECTURES = (80, 90)
@@ -72,3 +73,23 @@ def test_silu_times_up(architecture: int) -> None:
     assert (
         "cubin" in compiled(silu_times_up_block, architecture, types, inner=12288, block=1024).asm
     )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("heads", "group", "width"), [(32, 4, 128), (12, 1, 64)])
+def test_heads(architecture: int, dtype: str, heads: int, group: int, width: int) -> None:
+    states = ("heads", "query_weights", "key_weights", "queries", "keys", "values")
+    types = {"cosines": "*fp32", "sines": "*fp32", "places": "*i64", "epsilon": "fp32"}
+    kernel = compiled(
+        place_head,
+        architecture,
+        {**types, **dict.fromkeys(states, f"*{dtype}")},
+        head_stride=256 * 2113 * width,
+        query_heads=heads,
+        key_heads=heads // group,
+        width=width,
+        wide=width,
+        has_norm=group > 1,
+    )
+    assert "cubin" in kernel.asm

@@ -19,6 +19,7 @@ from support.model.decoders import QWEN
 from duplane.worker.models.minicpm_o.llm import kv_cache, operations, triton_attention
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
+from duplane.worker.models.minicpm_o.llm.triton_heads import place_heads
 from duplane.worker.models.minicpm_o.llm.triton_silu import silu_times_up
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -42,6 +43,51 @@ def test_silu_times_up_is_that_of_torch(
     )
     alone = torch.cat([silu_times_up(row) for row in states.split(1)])
     assert torch.equal(silu_times_up(states), alone)
+
+
+@settings(max_examples=8)
+@given(
+    st.integers(1, 4),
+    st.sampled_from([(2, 3, 16), (1, 4, 12), (3, 1, 24)]),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_placed_heads_are_those_of_torch_and_no_bit_depends_on_the_company(
+    rows: int,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    has_norm: bool,
+    order: numbers.Random,
+) -> None:
+    key_heads, group, width = sizes
+    heads = (3 * random(rows, rows, (group + 2) * key_heads, width)).to(dtype)
+    angles = random(1, rows, 1, width), random(2, rows, 1, width)
+    norms = None
+    if has_norm:
+        norms = (
+            torch.nn.RMSNorm(width, 1e-6, dtype=dtype),
+            torch.nn.RMSNorm(width, 1e-6, dtype=dtype),
+        )
+        for seed, norm in enumerate(norms):
+            norm.requires_grad_(False).weight.copy_(random(3 + seed, width))
+    places = torch.tensor(order.sample(range(40), rows))
+
+    def placed(place: operations.Places, part: slice, at: torch.Tensor) -> list[torch.Tensor]:
+        """Return queries, and all rows of the pools."""
+        pools = torch.zeros(2, key_heads, 40, width, dtype=dtype)
+        own = angles[0][part], angles[1][part]
+        return [place(heads[part], norms, own, at, *pools), *pools]
+
+    got = placed(place_heads, slice(None), places)
+    for one, plain in zip(got, placed(operations.place_heads, slice(None), places), strict=True):
+        torch.testing.assert_close(one, plain, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    for row in range(rows):
+        elsewhere = torch.tensor([39 - places[row]])
+        queries, *pools = placed(place_heads, slice(row, row + 1), elsewhere)
+        assert torch.equal(queries[0], got[0][row])
+        for alone, together in zip(pools, got[1:], strict=True):
+            assert torch.equal(alone[:, elsewhere], together[:, places[row : row + 1]])
 
 
 PAGE_ROWS, SPLIT, SLOTS, CAPACITY = 16, 32, 6, 130
@@ -141,4 +187,5 @@ def test_all_kernels_are_accepted(dtype: torch.dtype, caplog: pytest.LogCaptureF
     decoder.use_kernels("LLM")
     assert not caplog.records
     assert decoder.cache.kernel is triton_attention.attend
+    assert decoder.operations == operations.Operations(silu_times_up, place_heads)
     assert not decoder.cache.keys.any()

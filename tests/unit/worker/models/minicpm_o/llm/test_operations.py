@@ -42,6 +42,7 @@ def states_of(decoder: Decoder) -> Tensor:
 @pytest.fixture(autouse=True)
 def _attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "triton_attend", lambda: attend_to_pages)
+    monkeypatch.setattr(operations, "triton_place_heads", lambda: operations.place_heads)
 
 
 def build() -> Decoder:
@@ -72,8 +73,38 @@ def test_a_faulty_kernel_is_named_and_torch_serves(
     decoder.use_kernels("LLM")
     torch.testing.assert_close(states_of(decoder), expected)
     (record,) = caplog.records
-    line = r"1 of 2 kernels of the LLM are switched off, which costs speed: silu times up: "
+    line = r"1 of 3 kernels of the LLM are switched off, which costs speed: silu times up: "
     assert re.fullmatch(line + reason, record.getMessage())
+
+
+def write_elsewhere(heads: Tensor, norms: Any, angles: Any, places: Any, *pools: Tensor) -> Tensor:
+    """Place heads, but write all values to the row of the first one."""
+    queries = operations.place_heads(heads, norms, angles, places, *pools)
+    pools[1][:, places] = pools[1][:, places][:, :1].clone()
+    return queries
+
+
+def without_norm(heads: Tensor, norms: Any, *arguments: Any) -> Tensor:
+    return operations.place_heads(heads, None, *arguments)
+
+
+@pytest.mark.parametrize("kernel", [write_elsewhere, without_norm])
+def test_heads_that_differ_are_placed_by_torch(
+    kernel: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder = build()
+    expected = states_of(decoder)
+    monkeypatch.setattr(operations, "triton_place_heads", lambda: kernel)
+    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: operations.silu_times_up)
+    decoder.use_kernels("LLM")
+    torch.testing.assert_close(states_of(decoder), expected)
+    (record,) = caplog.records
+    assert "1 of 3 kernels of the LLM are switched off" in record.getMessage()
+    assert ": heads: differs by" in record.getMessage()
+    assert not decoder.cache.keys.any()
+    assert not decoder.cache.values.any()
 
 
 def test_a_kernel_that_agrees_serves(

@@ -20,7 +20,7 @@ from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
 from duplane.worker.models.minicpm_o.layers import linear, pack_linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
-from duplane.worker.models.minicpm_o.llm.operations import Operations, use_kernels
+from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate, use_kernels
 
 
 @dataclass(frozen=True)
@@ -118,25 +118,21 @@ class Rotary(nn.Module):
         return rotate(keys, cos, sin)
 
 
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[..., head_dim]` in float32. `sin` is negative for the first half of `head_dim`."""
-    exact = states.float()
-    half = exact.shape[-1] // 2
-    return (exact * cos + exact.roll(half, -1) * sin).to(states.dtype)
-
-
 class Attention(nn.Module):
     """Grouped-query attention of packed rows over the cache."""
 
-    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        operations: Operations,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
-        self.heads, self.key_heads, self.head_dim = (
-            config.query_heads,
-            config.key_heads,
-            config.head_dim,
-        )
+        self._operations = operations
+        self.head_dim = config.head_dim
         hidden, bias = config.hidden_size, config.has_attention_bias
-        width, key_width = self.heads * self.head_dim, self.key_heads * self.head_dim
+        width, key_width = config.query_heads * self.head_dim, config.key_heads * self.head_dim
         self.q_proj = linear(hidden, width, bias=bias, device=device, dtype=dtype)
         self.k_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
         self.v_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
@@ -154,12 +150,9 @@ class Attention(nn.Module):
         """Write the rows' keys and values to the cache, then attend; return `[rows, hidden]`."""
         projected = functional.linear(states, self.packed_weight, self._bias)
         heads = projected.view(len(states), -1, self.head_dim)
-        rotated, values = heads.tensor_split([self.heads + self.key_heads], 1)
-        if self.has_head_norm:
-            queries, keys = rotated.tensor_split([self.heads], 1)
-            rotated = torch.cat((self.q_norm(queries), self.k_norm(keys)), 1)
-        queries, keys = rotate(rotated, *angles).tensor_split([self.heads], 1)
-        cache.write(layer, rows, keys, values)
+        norms = (self.q_norm, self.k_norm) if self.has_head_norm else None
+        pools = cache.keys[layer], cache.values[layer]
+        queries = self._operations.place_heads(heads, norms, angles, rows.places, *pools)
         return self.o_proj(cache.attend(layer, rows, queries).flatten(1))
 
 
@@ -200,7 +193,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden, eps = config.hidden_size, config.norm_eps
         self.input_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
-        self.self_attn = Attention(config, device, dtype)
+        self.self_attn = Attention(config, operations, device, dtype)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
         self.mlp = GatedFeedForward(config, operations, device, dtype)
 
@@ -223,10 +216,10 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self._operations = Operations()
-        self._inner = config.intermediate_size
+        self.operations = Operations()
+        self._inner, self._has_head_norm = config.intermediate_size, config.has_head_norm
         self.layers = nn.ModuleList(
-            [Layer(config, self._operations, device, dtype) for _ in range(config.layers)]
+            [Layer(config, self.operations, device, dtype) for _ in range(config.layers)]
         )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
         self.cache = config.cache(slot_count, capacity, device, dtype)
@@ -241,7 +234,13 @@ class Decoder(nn.Module):
 
     def use_kernels(self, name: str) -> None:
         """Use the Triton kernels that agree with torch on this decoder's device."""
-        use_kernels(self._operations, self.cache, inner=self._inner, name=name)
+        use_kernels(
+            self.operations,
+            self.cache,
+            inner=self._inner,
+            has_head_norm=self._has_head_norm,
+            name=name,
+        )
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.llm.attention import Kernel
@@ -34,11 +35,48 @@ def silu_times_up(states: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `[..., head_dim]` in float32. `sin` is negative for the first half of `head_dim`."""
+    exact = states.float()
+    half = exact.shape[-1] // 2
+    return (exact * cos + exact.roll(half, -1) * sin).to(states.dtype)
+
+
+def place_heads(
+    heads: Tensor,
+    norms: tuple[nn.RMSNorm, nn.RMSNorm] | None,
+    angles: tuple[Tensor, Tensor],
+    places: slice | Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor:
+    """Norm and rotate `heads` [rows, heads of queries, keys and values, head_dim].
+
+    `norms` are those of queries and of keys, `angles` the cosines and sines of `Rotary.at`. Writes
+    keys and values to `places` [rows] of the pools `keys` and `values` [key heads, rows of the
+    pool, head_dim] of one layer; returns the queries [rows, query heads, head_dim].
+    """
+    new = len(keys)
+    rotated, unchanged = heads.tensor_split([-new], 1)
+    if norms is not None:
+        parts = zip(norms, rotated.tensor_split([-new], 1), strict=True)
+        rotated = torch.cat([norm(part) for norm, part in parts], 1)
+    queries, rotated_keys = rotate(rotated, *angles).tensor_split([-new], 1)
+    keys[:, places] = rotated_keys.transpose(0, 1)
+    values[:, places] = unchanged.transpose(0, 1)
+    return queries
+
+
+Places: TypeAlias = Callable[..., Tensor]
+"""The arguments and the result are those of `place_heads`."""
+
+
 @dataclass
 class Operations:
     """The operations of all layers of one decoder."""
 
     silu_times_up: Callable[[Tensor], Tensor] = silu_times_up
+    place_heads: Places = place_heads
 
 
 def triton_silu_times_up() -> Callable[[Tensor], Tensor]:
@@ -46,6 +84,13 @@ def triton_silu_times_up() -> Callable[[Tensor], Tensor]:
     from duplane.worker.models.minicpm_o.llm import triton_silu
 
     return triton_silu.silu_times_up
+
+
+def triton_place_heads() -> Places:
+    """Import the kernel, which needs Triton."""
+    from duplane.worker.models.minicpm_o.llm import triton_heads
+
+    return triton_heads.place_heads
 
 
 def triton_attend() -> Kernel:
@@ -56,11 +101,13 @@ def triton_attend() -> Kernel:
 
 
 @torch.inference_mode()
-def use_kernels(operations: Operations, cache: KVCache, *, inner: int, name: str) -> None:
+def use_kernels(
+    operations: Operations, cache: KVCache, *, inner: int, has_head_norm: bool, name: str
+) -> None:
     """Replace operations by kernels, if these agree with torch on the device and dtype of `cache`.
 
-    `inner` is the width of the feed-forward block, `name` is that of the decoder. All slots of the
-    cache must be empty.
+    `inner` is the width of the feed-forward block, and `has_head_norm` tells whether heads have
+    norms; `name` is that of the decoder. All slots of the cache must be empty.
     """
     proofs = Proofs(f"kernels of the {name}")
     tolerance = KERNEL_TOLERANCES[cache.keys.dtype]
@@ -72,11 +119,38 @@ def use_kernels(operations: Operations, cache: KVCache, *, inner: int, name: str
 
     if proofs.accepts("silu times up", check_silu, tolerance):
         operations.silu_times_up = triton_silu_times_up()
+    if proofs.accepts("heads", partial(_check_heads, cache, has_head_norm), tolerance):
+        operations.place_heads = triton_place_heads()
     is_alike = proofs.accepts("attention", partial(_check_attend, cache), tolerance)
     cache.kernel = triton_attend() if is_alike else None
     for slot in range(cache.slot_count):
         cache.reset(slot)
     proofs.report()
+
+
+def _check_heads(cache: KVCache, has_norm: bool) -> float:
+    """Compare the kernel with torch, for one row and for some rows of a context."""
+    kernel, like = triton_place_heads(), cache.keys
+    keys, values = cache.keys[0], cache.values[0]
+    count, _, width = keys.shape
+    norms = None
+    if has_norm:
+        norms = nn.RMSNorm(width, 1e-6), nn.RMSNorm(width, 1e-6)
+        for norm, weight in zip(norms, varied(2, width, like=like), strict=True):
+            norm.weight = nn.Parameter(weight, requires_grad=False)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for rows in CHECKED_ROWS:
+        heads = varied(rows, (cache.queries_per_head + 2) * count, width, like=like)
+        cos, sin = varied(2, rows, 1, width, like=like).float().unbind()
+        positions = cache.extend([(0, rows)]).positions
+        places = cache.pages.rows_at(torch.zeros_like(positions), positions)
+        results: list[Tensor] = []
+        for place in (kernel, place_heads):
+            queries = place(heads, norms, (cos, sin), places, keys, values)
+            results += queries, keys[:, places], values[:, places]
+        pairs += zip(results[:3], results[3:], strict=True)
+        cache.truncate(0, 0)
+    return relative_error(pairs)
 
 
 def _check_attend(cache: KVCache) -> float:
