@@ -8,9 +8,9 @@ from duplane.worker.models.minicpm_o.llm.sampling import (
     DrawSettings,
     SeededUniforms,
     choose_ids,
-    chooses_id,
     draw,
     filter_scores,
+    id_masses,
 )
 
 
@@ -78,8 +78,8 @@ def test_drawing_among_the_candidates_draws_what_all_ids_would(
 def test_one_id_is_drawn_exactly_when_draw_draws_it(seed: int, uniform: float) -> None:
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(seed)) * 2
     drawn = int(draw(logits.softmax(-1), torch.tensor([uniform], dtype=torch.float64)))
-    drawing = [DrawSettings(False, 1.0, 0, 2.0)]
-    found = [
-        token for token in range(12) if bool(chooses_id(token, logits, drawing, [uniform]).choice)
-    ]
+    found: list[int] = []
+    for token in range(12):
+        before, stop, total = map(float, id_masses(logits, token))
+        found += [token] * (before <= uniform * total < stop)
     assert found == [drawn]

@@ -9,9 +9,10 @@ OpenBMB/MiniCPM-o-Demo@28b60cf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from duplane.worker.models.minicpm_o.llm.sampling import (
     RecentIds,
     Uniforms,
     choose_ids,
-    chooses_id,
+    id_masses,
 )
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.transfer import download, upload
@@ -122,36 +123,36 @@ class DuplexSampling:
         the text does not end, the id is chosen from the logits with penalties and masks. The host
         waits for the device once per batch. After an exception the call can be repeated.
         """
-        draws = [each.draws for each in conversations]
         ahead = [
             [0.0, 0.0] if each.draws.is_greedy else each.uniforms.peek(2) for each in conversations
         ]
-        chunk_eos = self._tokens.chunk_eos
-        scores, is_listen_rank = self._scores(conversations, logits)
+        draws = [each.draws for each in conversations]
         is_reported = [
             begins and not row.is_greedy
             for begins, row in zip(begins_unit or [False] * len(draws), draws, strict=True)
         ]
-        is_watched = any(is_reported)  # only then the device computes probabilities
-        is_end, p_end = chooses_id(
-            chunk_eos, logits, draws, [first for first, _ in ahead], is_watched=is_watched
-        )
-        listen = self._tokens.listen if is_watched else None
+        scores, is_listen_rank = self._scores(conversations, logits)
+        listen = self._tokens.listen if any(is_reported) else None
         chosen, p_listen = choose_ids(scores, draws, [second for _, second in ahead], listen)
-        ids = torch.where(is_listen_rank, self._tokens.eos, chosen)
-        ids = torch.where(is_end, chunk_eos, ids)
-        reasons = torch.where(is_listen_rank, int(Decision.LISTEN_RANK), int(Decision.CHOICE))
-        reasons = torch.where(is_end, int(Decision.CHUNK_END), reasons)
-        reasons = torch.where(logits.sum(-1).isfinite(), reasons, int(Decision.NOT_FINITE))
-        columns = [ids, reasons]
-        if p_end is not None and p_listen is not None:
-            if any(each.options.listen_top_k for each in conversations):
-                p_listen = torch.where(is_listen_rank, 0.0, p_listen)
-            columns += [p_end, p_listen]  # multiplied on the host: each kernel has a fixed cost
-        decided = download(torch.stack(columns, dim=-1)).tolist()
+        # The host decides by these numbers, because each kernel has a fixed cost.
+        columns = {"chosen": chosen, "likeliest": logits.argmax(-1), "sum": logits.sum(-1)}
+        if not all(row.is_greedy for row in draws):
+            masses = id_masses(logits, self._tokens.chunk_eos)
+            columns |= zip(("before", "stop", "total"), masses, strict=True)
+        if is_listen_rank is not None:
+            columns["is_listen_rank"] = is_listen_rank
+        if p_listen is not None:
+            columns["p_listen"] = p_listen
+        rows: list[list[float]] = download(torch.stack([*columns.values()], -1)).tolist()
         choices = [
-            Choice(int(token), Decision(int(reason)), _product(likely) if reported else None)
-            for (token, reason, *likely), reported in zip(decided, is_reported, strict=True)
+            self._decide(
+                dict(zip(columns, row, strict=True)),
+                None if each.draws.is_greedy else first,
+                is_reported=reported,
+            )
+            for each, row, (first, _), reported in zip(
+                conversations, rows, ahead, is_reported, strict=True
+            )
         ]
         if any(required):
             pairs = zip(choices, required, strict=True)
@@ -170,6 +171,30 @@ class DuplexSampling:
                 each.uniforms.advance(2 if choice.decision is Decision.CHOICE else 1)
         return choices
 
+    def _decide(
+        self, found: Mapping[str, float], uniform: float | None, *, is_reported: bool
+    ) -> Choice:
+        """Return the choice by the numbers of one row of logits.
+
+        `uniform` decides whether the text ends; without it, the most likely id does.
+        """
+        if not isfinite(found["sum"]):
+            return Choice(int(found["chosen"]), Decision.NOT_FINITE)
+        is_listen_rank = bool(found.get("is_listen_rank"))
+        is_end = found["likeliest"] == self._tokens.chunk_eos
+        listening = None
+        if uniform is not None:
+            before, stop, total = found["before"], found["stop"], found["total"]
+            is_end = before <= uniform * total < stop
+            if is_reported:
+                likely = 0.0 if is_listen_rank else found["p_listen"]
+                listening = min(max((1 - (stop - before) / total) * likely, 0.0), 1.0)
+        if is_end:
+            return Choice(self._tokens.chunk_eos, Decision.CHUNK_END, listening)
+        if is_listen_rank:
+            return Choice(self._tokens.eos, Decision.LISTEN_RANK, listening)
+        return Choice(int(found["chosen"]), Decision.CHOICE, listening)
+
     def _following(self, choice: Choice, required: Required | None) -> Choice:
         """Return the choice, changed so that it follows what is required of its unit."""
         if required is None or choice.decision is Decision.NOT_FINITE:
@@ -182,8 +207,10 @@ class DuplexSampling:
 
     def _scores(
         self, conversations: Sequence[SlotSampling], logits: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return penalised scores [slots, vocabulary], and whether `listen_top_k` decides [slots].
+
+        The latter is None if no conversation has this option.
 
         As in the reference, for which the model was tuned, the repetition penalty divides scores of
         either sign, and the listen options act on the tokenizer's end-of-sequence id, not on
@@ -208,12 +235,6 @@ class DuplexSampling:
         scores[:, eos] *= listen_scale
         scores[:, self._forbidden] = float("-inf")
         if not any(each.options.listen_top_k for each in conversations):
-            return scores, torch.zeros_like(turn, dtype=torch.bool)
+            return scores, None
         rank = (scores > scores[:, eos, None]).sum(-1)
         return scores, rank < listen_top_k
-
-
-def _product(likely: Sequence[float]) -> float:
-    """Return the probability that the unit does not end, and that the next draw is to listen."""
-    p_end, p_listen = likely
-    return min(max((1 - p_end) * p_listen, 0.0), 1.0)

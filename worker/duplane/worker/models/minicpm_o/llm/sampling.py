@@ -145,33 +145,16 @@ def choose_ids(
     return Chosen(torch.where(is_drawn, drawn, likeliest), probability)
 
 
-def chooses_id(
-    token: int,
-    logits: Tensor,
-    settings: Sequence[DrawSettings],
-    uniforms: Sequence[float],
-    *,
-    is_watched: bool = False,
-) -> Chosen:
-    """Return whether `token` is chosen from raw logits `[rows, ids]`: bool [rows].
+def id_masses(logits: Tensor, token: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where `token` lies in the cumulative probabilities of raw logits `[rows, ids]`.
 
-    A greedy row chooses the most likely id. Any other row chooses the id that `draw` would choose
-    at temperature 1. Unlike `draw`, this needs no cumulative sums over all ids. The probability of
-    a greedy row has no meaning.
+    The sums are float64 [rows]: of the ids before `token`, of these and `token`, and of all ids.
+    This needs no cumulative sums over all ids.
     """
-    is_likeliest = logits.argmax(-1) == token
-    if all(row.is_greedy for row in settings):
-        return Chosen(is_likeliest, None)
-    pairs = [(row.is_greedy, uniform) for row, uniform in zip(settings, uniforms, strict=True)]
-    numbers = upload(pairs, logits.device, torch.float64)
     probabilities = logits.softmax(-1)
     before = probabilities[:, :token].sum(-1, dtype=torch.float64)
     stop = before + probabilities[:, token]
-    total = stop + probabilities[:, token + 1 :].sum(-1, dtype=torch.float64)
-    thresholds = numbers[:, 1] * total
-    is_drawn = (before <= thresholds) & (thresholds < stop)
-    chosen = torch.where(numbers[:, 0] > 0, is_likeliest, is_drawn)
-    return Chosen(chosen, (stop - before) / total if is_watched else None)
+    return before, stop, stop + probabilities[:, token + 1 :].sum(-1, dtype=torch.float64)
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
