@@ -1,4 +1,4 @@
-"""CUDA graphs of decode step and talker: their results, and their memory."""
+"""CUDA graphs of all stages: their results, and their memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,16 @@ TALK = read_audio(GOLDEN / "audio" / "talk.wav", 12 * UNIT)
 SLOTS = 4
 SAMPLED = ConversationOptions(force_listen_count=0, temperature=0.9)
 GREEDY = replace(SAMPLED, decode_mode=DecodeMode.GREEDY)
-NAMES = ("the LLM", "the audio encoder", "the talker", "HiFT", "the flow model")
+# How many graphs of how many are switched off if each second and third graph does not work.
+# None: two of three.
+SWITCHED_OFF = {
+    "the LLM": (2, 4),
+    "the audio encoder": (2, 3),
+    "the conditions of the talker": (2, 3),
+    "the talker": (1, 1),
+    "HiFT": None,
+    "the flow model": None,
+}
 ROUNDS = ((0, 1, 2), (1, 3), (3,), (0, 1, 2, 3))
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # captures are slow on the fake device
@@ -128,7 +137,7 @@ def test_graphs_that_do_not_work_are_left_out_and_named(
                 assert step.result is not None
                 step.result.mul_(1.5)
             else:
-                step.drawn.sub_(1).clamp_(min=0)
+                step._block.state.drawn.sub_(1).clamp_(min=0)
 
         return SimpleNamespace(pool=captured.pool, replay=replay)
 
@@ -136,11 +145,13 @@ def test_graphs_that_do_not_work_are_left_out_and_named(
     model = load(speaking_checkpoint, cuda_graphs=True)
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     warned = [line for line in lines if "CUDA graphs" in line]
-    for line, name in zip(warned, NAMES, strict=True):
+    for line, (name, expected) in zip(warned, SWITCHED_OFF.items(), strict=True):
         found = re.match(r"(\d+) of (\d+) CUDA graphs of (.+) are switched off, ", line)
         assert found
-        assert (3 * int(found[1]), found[3]) == (2 * int(found[2]), name)
+        off, count = int(found[1]), int(found[2])
+        assert ((off, count), found[3]) == (expected or (2 * count // 3, count), name)
         assert ": operation not permitted when stream is capturing" in line
-        assert re.search(r": differs by [0-9.]+, 0.001 is allowed", line)
+        differs = re.search(r": differs by [0-9.]+, 0.001 is allowed", line)
+        assert bool(differs) == (off > 1)
     assert all(model.is_clean(slot) for slot in range(SLOTS))
     assert_equal_outputs(play(model), eager)

@@ -256,6 +256,7 @@ def test_half_precision_mixes_nothing_and_stays_finite(speaking_checkpoint: Path
     take_paths_of_a_device(here)
     with elsewhere():
         there = load(speaking_checkpoint, dtype="bfloat16")
+        there.capture(is_replayed=False)
         got = converse(there, 3)
     assert got == converse(here, 3)
 

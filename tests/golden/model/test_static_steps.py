@@ -1,4 +1,4 @@
-"""Steps of fixed sizes meet the conditions of CUDA graphs; these tests run on a CPU."""
+"""Passes of fixed sizes meet the conditions of CUDA graphs; these tests run on a CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.bench.host_waits import SyncCount
-from duplane.tools.bench.launches import attend_to_pages, caches
+from duplane.tools.bench.launches import attend_to_pages, decoders
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassGraphs
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
 UNIT = 16_000
@@ -36,11 +38,11 @@ def load(checkpoint: Path) -> DuplexModel:
 
 @pytest.fixture(scope="module")
 def static(speaking_checkpoint: Path) -> DuplexModel:
-    """Return a model that uses a step of fixed size wherever it can. Its pages are mixed."""
+    """Return a model that uses a pass of fixed size wherever it can. Its pages are mixed."""
     model = load(speaking_checkpoint)
-    for cache in caches(model):
-        cache.kernel = attend_to_pages
-        mix_pages(cache)
+    for decoder in decoders(model):
+        decoder.cache.kernel = attend_to_pages
+        mix_pages(decoder.cache)
     model.capture(is_replayed=False)
     return model
 
@@ -62,21 +64,36 @@ def play(model: DuplexModel) -> dict[int, list[tuple[Any, ...]]]:
     return said
 
 
-def test_steps_of_fixed_sizes_choose_what_others_choose(
-    speaking_checkpoint: Path, static: DuplexModel
-) -> None:
-    called: list[str] = []
-    for kind, found in (("llm", static.llm.graphs), ("talker", static.parts.talker.graphs)):  # type: ignore[union-attr]  has graphs
-        assert found
-        for size, (step, run) in found._steps.items():
+def block_of(model: DuplexModel) -> TalkBlock:
+    """Return the passes of the talker with their inputs."""
+    talker = model.parts.talker
+    assert talker
+    assert talker.block
+    return talker.block
 
-            def counted(run: Any = run, kind: str = kind, size: Any = size) -> None:
-                called.append(f"{kind} {size}")
+
+def graphs(model: DuplexModel) -> dict[str, PassGraphs[Any]]:
+    """Return the passes of LLM and talker, by name."""
+    block = block_of(model)
+    assert model.llm.graphs
+    return {"llm": model.llm.graphs, "conditions": block._conditions, "steps": block._steps}
+
+
+def test_passes_of_fixed_sizes_choose_what_others_choose(
+    speaking_checkpoint: Path, static: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: set[tuple[str, int]] = set()
+    for kind, found in graphs(static).items():
+        for size, (one, run) in found._passes.items():
+
+            def counted(run: Any = run, key: Any = (kind, size)) -> None:
+                called.add(key)
                 run()
 
-            cast("Any", found)._steps[size] = (step, counted)
+            monkeypatch.setitem(found._passes, size, (one, counted))
     assert play(static) == play(load(speaking_checkpoint))
-    assert set(called) == {f"{kind} {width}" for kind in ("llm", "talker") for width in (1, 2, 4)}
+    small = {("llm", 4), ("llm", 32), ("llm", 128), ("conditions", 32), ("steps", SLOTS)}
+    assert small <= called
 
 
 class Trace(TorchDispatchMode):
@@ -102,9 +119,11 @@ class Trace(TorchDispatchMode):
         return value
 
 
-def staying(model: DuplexModel, step: object) -> list[Tensor]:
+def staying(model: DuplexModel, one: object) -> list[Tensor]:
     """Return the tensors whose addresses must be the same at capture and replay."""
-    held = [value for value in vars(step).values() if isinstance(value, Tensor)]
+    block = block_of(model)
+    holders = (one, block, block.state)
+    held = [value for each in holders for value in vars(each).values() if isinstance(value, Tensor)]
     for part in (model.llm, model.parts.talker):
         assert part
         held += [*part.parameters(), *part.buffers(), part.cache.keys, part.cache.values]
@@ -112,27 +131,31 @@ def staying(model: DuplexModel, step: object) -> list[Tensor]:
     return held
 
 
-@pytest.mark.parametrize("part", ["llm", "talker"])
+COUNTS = ([(0, 1), (1, 1), (3, 2)], [(2, 3)])
+STARTS = ((0, 260, 7), (300,))
+
+
+@pytest.mark.parametrize("part", ["llm", "conditions", "steps"])
 @torch.inference_mode()
-def test_a_step_does_the_same_whatever_it_is_given_and_waits_for_nothing(
+def test_a_pass_does_the_same_whatever_it_is_given_and_waits_for_nothing(
     static: DuplexModel, part: str
 ) -> None:
-    found = static.llm.graphs if part == "llm" else static.parts.talker.graphs  # type: ignore[union-attr]  has graphs
-    assert found
-    width, (step, _) = max(found._steps.items())
-    assert width == SLOTS
-    static_rows = step.rows if part == "llm" else step.static  # type: ignore[union-attr]  has graphs
-    cache = static_rows._cache
-    cache.grow([(slot, cache.capacity - 200) for slot in range(SLOTS)])
+    _, (one, _) = min(graphs(static)[part]._passes.items())
+    block = block_of(static)
+    cache = static.llm.cache if part == "llm" else block.cache
+    cache.grow([(slot, cache.capacity) for slot in range(SLOTS)])
     traces: list[list[tuple[Any, ...]]] = []
-    for slots, positions in ((range(SLOTS), (0, 3, 7, cache.capacity - 205)), ((2,), (300,))):
-        static_rows.begin(slots, positions)
+    for counts, starts in zip(COUNTS, STARTS, strict=True):
         if part == "llm":
-            step.embeds.normal_()  # type: ignore[union-attr]  has graphs
+            one.stage(counts, starts, [5] * sum(count for _, count in counts))
         else:
-            step._step.fill_(1 + len(traces))  # type: ignore[union-attr]  has graphs
-        with SyncCount() as syncs, Trace(staying(static, step)) as trace:
-            step.run()
+            rows = [(slot, 1) for slot, _ in counts] if part == "steps" else counts
+            staged = block.step_numbers if part == "steps" else block.condition_numbers
+            numbers = torch.as_tensor(one.form.numbers(rows, starts))
+            staged[: len(numbers)] = numbers
+            block.state.step.fill_(1 + len(traces))
+        with SyncCount() as syncs, Trace(staying(static, one)) as trace:
+            one.run()
         assert syncs.count == 0
         traces.append(trace.done)
     assert traces[0] == traces[1]

@@ -187,7 +187,7 @@ class WorkerSettings:
     """Maximum number of rows (embeddings) that the talker keeps of one turn; a second of speech has
     about 35 rows. In a longer turn the talker drops its older rows."""
     cuda_graphs: bool = True
-    """Capture short steps and the vocoder as CUDA graphs. Without effect on a CPU."""
+    """Capture decoders, audio encoder and vocoder as CUDA graphs. Without effect on a CPU."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
     """Maximum number of tokens that one conversation can hold."""
     stuck_after_s: PositiveFloat = 30.0

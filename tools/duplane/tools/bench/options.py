@@ -297,7 +297,7 @@ class ModelBench(Weights):
     frames: Annotated[NonNegativeInt, Le(8)] = 1
     """Pictures in each unit with pictures; 0 leaves these units out."""
     cuda_graphs: bool = True
-    """Capture short steps and the vocoder as CUDA graphs. Has an effect on cuda:N only."""
+    """Capture decoders, audio encoder and vocoder as CUDA graphs. Has an effect on cuda:N only."""
     threads: PositiveInt = 1
     """CPU threads of the model."""
 

@@ -113,7 +113,7 @@ def replay(
     dtype
         Type of the model's numbers.
     cuda_graphs
-        Capture short steps and the vocoder as CUDA graphs. Has an effect on cuda:N only.
+        Capture decoders, audio encoder and vocoder as CUDA graphs. Has an effect on cuda:N only.
     """
     from duplane.tools.golden_replay.run import PARTS, replay_traces
     from duplane.tools.golden_replay.target import ReplayTarget

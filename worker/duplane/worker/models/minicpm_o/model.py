@@ -108,9 +108,9 @@ class DuplexModel:
 
     @torch.inference_mode()
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture steps of LLM and talker, audio encoder and vocoder, before any conversation.
+        """Capture passes of LLM and talker, audio encoder and vocoder, before any conversation.
 
-        The module `llm.cuda_graphs` describes the steps. Without `is_replayed` the same steps of
+        The module `llm.cuda_graphs` describes the passes. Without `is_replayed` the same passes of
         fixed sizes are called directly and not captured; this works on any device.
         """
         self.llm.capture(is_replayed=is_replayed)

@@ -31,8 +31,9 @@ def upload(
 
 
 def refill(target: Tensor, values: NDArray[Any]) -> None:
-    """Copy an array into a tensor of a GPU in the order of its CUDA stream, without waiting."""
-    target.copy_(torch.as_tensor(values).pin_memory(), non_blocking=True)
+    """Copy an array into a tensor in the order of its CUDA stream, without waiting for it."""
+    source = torch.as_tensor(values)
+    target.copy_(source.pin_memory() if target.device.type == "cuda" else source, non_blocking=True)
 
 
 def download(tensor: Tensor) -> NDArray[Any]:

@@ -88,12 +88,10 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, PageTable, Tensor, Tiles],
 head_dim], pages, positions [rows] and tiles to results like the queries, but contiguous."""
 
 
-def plan_tiles(
-    counts: Sequence[tuple[int, int]], queries_per_head: int
-) -> list[tuple[int, int, int]]:
-    """Return the `numbers` of tiles for packed rows; `counts` are `(slot, rows)`."""
+def plan_tiles(counts: Sequence[tuple[int, int]], most: int) -> list[tuple[int, int, int]]:
+    """Return the `numbers` of tiles of at most `most` packed rows; `counts` are `(slot, rows)`."""
     tiles: list[tuple[int, int, int]] = []
-    most, first = max(1, TILE // queries_per_head), 0
+    first = 0
     for slot, count in counts:
         starts = range(0, count, most)
         tiles += [(slot, first + start, min(most, count - start)) for start in starts]

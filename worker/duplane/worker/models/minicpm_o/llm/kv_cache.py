@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.llm.attention import (
+    TILE,
     Kernel,
     Rows,
     Tiles,
@@ -72,6 +73,7 @@ class KVCache:
         self.slot_count = slots
         self.capacity = capacity
         self.queries_per_head = queries_per_head
+        self.tile_rows = max(1, TILE // queries_per_head)
         self.kernel: Kernel | None = None
         self._lengths = [0] * slots
         self._touched = [0] * slots
@@ -101,7 +103,7 @@ class KVCache:
         ranges = [found for span in spans for found in self.pages.ranges(*span)]
         # All indices are uploaded in one transfer.
         places = [] if len(ranges) == 1 else list(chain.from_iterable(ranges))
-        tiles = plan_tiles(counts, self.queries_per_head) if self.kernel else []
+        tiles = plan_tiles(counts, self.tile_rows) if self.kernel else []
         lists = [positions, last, places, list(chain.from_iterable(tiles))]
         sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
         at, ends, where, numbers = sent.split_with_sizes([len(numbers) for numbers in lists])

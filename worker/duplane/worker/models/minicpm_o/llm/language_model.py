@@ -6,29 +6,32 @@ prefix `llm.`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
 from duplane.worker.models.minicpm_o.layers import embedding, linear
-from duplane.worker.models.minicpm_o.llm.cuda_graphs import (
-    StaticRows,
-    StepGraphs,
-    trial_lengths,
-)
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
-from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
-from duplane.worker.models.minicpm_o.transfer import upload
+from duplane.worker.models.minicpm_o.proof import relative_error
+from duplane.worker.models.minicpm_o.transfer import refill, upload
 
 PREFIX = "llm."
 PREFILL_ROWS = 512
 """Maximum number of rows of one slot that are fed in one pass; a long prompt needs several
 passes."""
+PASS_ROWS = (4, 32, 128, PREFILL_ROWS)
+"""The sizes of passes on a GPU. Attention has a program for each tile of a size, so few rows, which
+are most passes, have a small one."""
+PASS_SLOTS = 64
+"""Maximum number of slots of a pass on a GPU."""
 
 
 class _Body(Decoder):
@@ -47,30 +50,69 @@ class _Body(Decoder):
         self.embed_tokens = embedding(vocabulary, config.hidden_size, device=device, dtype=dtype)
 
 
-class DecodeStep:
-    """A step with one row for each of up to `width` slots.
+class Pass:
+    """A pass of up to `rows` packed rows of any slots, over inputs with fixed addresses.
 
-    It reads `embeds` [width, hidden] and writes `hidden` [width, hidden] and `logits` [width, ids].
-    The first rows are those of the slots.
+    `states` [rows, hidden] are the normed states of all rows; `hidden` [slots, hidden] and `logits`
+    [slots, ids], float32, are those of the last row of each slot.
     """
 
-    def __init__(self, llm: LanguageModel, width: int) -> None:
-        self._llm = llm
-        self.rows = StaticRows(llm.cache, width)
-        table = llm.model.embed_tokens.weight
-        self.embeds = torch.zeros(width, llm.hidden_size, dtype=table.dtype, device=table.device)
-        self.hidden = torch.zeros_like(self.embeds)
-        self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
+    states: Tensor
+    hidden: Tensor
+    logits: Tensor
 
-    def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> None:
-        """Set the slots, the positions of their rows and their embeddings [slots, hidden]."""
-        self.rows.begin(slots, positions)
-        self.embeds[: len(slots)] = embeds
+    def __init__(self, llm: LanguageModel, rows: int) -> None:
+        self._llm, table = llm, llm.model.embed_tokens.weight
+        self.form = PassForm(llm.cache, rows, min(rows, PASS_SLOTS, llm.cache.slot_count))
+        count = self.form.count + rows
+        self._numbers = torch.zeros(count, dtype=torch.long, device=table.device)
+        self._embeds = table.new_zeros(rows, table.shape[1])
+        self.stage()
+
+    def stage(
+        self,
+        counts: Sequence[tuple[int, int]] = (),
+        starts: Sequence[int] = (),
+        inputs: Tensor | Sequence[int] = (),
+    ) -> None:
+        """Set the `(slot, rows)`, their first positions, and their embeddings or ids."""
+        ids = np.full(self.form.rows, -1)
+        if isinstance(inputs, Tensor):
+            self._embeds[: len(inputs)] = inputs
+        else:
+            ids[: len(inputs)] = inputs
+        refill(self._numbers, np.concatenate((self.form.numbers(counts, starts), ids)))
 
     def run(self) -> None:
-        """Run the step. It never waits for the device, so that a CUDA graph can capture it."""
-        self.hidden.copy_(self._llm.model(self.embeds, self.rows.rows()))
-        self.logits.copy_(self._llm.logits(self.hidden))
+        """Run the pass. It never waits for the device, so that a CUDA graph can capture it."""
+        ids, rows = self._numbers[self.form.count :], self.form.rows_of(self._numbers)
+        known = self._llm.model.embed_tokens(ids.clamp(min=0))
+        embeds = torch.where((ids < 0).unsqueeze(-1), self._embeds, known)
+        self.states = self._llm.model(embeds, rows)
+        self.hidden = self.states[rows.last]
+        self.logits = self._llm.logits(self.hidden)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def split_rows(
+    counts: Iterable[tuple[int, int]], most_rows: int, most_slots: int
+) -> list[list[tuple[int, int]]]:
+    """Split packed rows, `(slot, rows)`, into passes of bounded size, in their order."""
+    passes: list[list[tuple[int, int]]] = []
+    room = 0
+    for slot, count in counts:
+        left = count
+        while left:
+            if not room or len(passes[-1]) == most_slots:
+                passes.append([])
+                room = most_rows
+            fed = min(left, room)
+            passes[-1].append((slot, fed))
+            left, room = left - fed, room - fed
+    return passes
 
 
 class LanguageModel(nn.Module):
@@ -90,7 +132,7 @@ class LanguageModel(nn.Module):
         self.hidden_size = dims.hidden_size
         self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype)
         self.cache = self.model.cache
-        self.graphs: StepGraphs[DecodeStep] | None = None
+        self.graphs: PassGraphs[Pass] | None = None
         self.is_tied = field(config, "tie_word_embeddings", bool, False)
         if not self.is_tied:
             self.lm_head = linear(
@@ -106,53 +148,85 @@ class LanguageModel(nn.Module):
         table = self.model.embed_tokens
         return table(upload(ids, table.weight.device, torch.long))
 
-    def feed(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Add packed embeddings `[rows, hidden]` to contexts. `counts` are `(slot, rows)`.
-
-        The slots must be ascending. Returns the normed hidden state `[slots, hidden]` of the last
-        row of each slot and its logits, float32 `[slots, vocabulary]`.
-        """
-        if self.graphs is not None and all(rows == 1 for _, rows in counts):
-            found = self.graphs.find(len(counts))
-            if found is not None:
-                return self._replay(*found, [slot for slot, _ in counts], embeds)
-        rows = self.cache.extend(counts)
-        hidden = self.model(embeds, rows)[rows.last]
-        return hidden, self.logits(hidden)
-
-    def _replay(
-        self, step: DecodeStep, run: Callable[[], None], slots: Sequence[int], embeds: Tensor
+    def feed(
+        self, counts: Sequence[tuple[int, int]], inputs: Tensor | Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Feed one row for each slot through a step of fixed size. Returns what `feed` returns."""
-        positions = [self.cache.length(slot) for slot in slots]
-        self.cache.grow([(slot, 1) for slot in slots])
-        step.begin(slots, positions, embeds)
-        run()
-        count = len(slots)
-        return step.hidden[:count].clone(), step.logits[:count].clone()
+        """Add packed rows, embeddings `[rows, hidden]` or ids, to contexts.
+
+        `counts` are `(slot, rows)`; the slots must be ascending. Returns the normed hidden state
+        `[slots, hidden]` of the last row of each slot and its logits, float32 `[slots, ids]`.
+        """
+        if not self._has_pass(counts):
+            rows = self.cache.extend(counts)
+            hidden = self.model(self._embedded(inputs), rows)[rows.last]
+            return hidden, self.logits(hidden)
+        # The next launch overwrites the results of a pass.
+        found = [
+            (done.hidden[:ended].clone(), done.logits[:ended].clone())
+            for done, _, ended in self._launch(counts, inputs)
+        ]
+        hidden, logits = zip(*found, strict=True)
+        return _joined(hidden), _joined(logits)
+
+    def append(self, counts: Sequence[tuple[int, int]], inputs: Tensor | Sequence[int]) -> Tensor:
+        """Add rows to contexts like `feed`; return the hidden state of each row, without logits."""
+        if not self._has_pass(counts):
+            return self.model(self._embedded(inputs), self.cache.extend(counts))
+        launches = self._launch(counts, inputs)
+        return _joined([done.states[:rows].clone() for done, rows, _ in launches])
+
+    def _embedded(self, inputs: Tensor | Sequence[int]) -> Tensor:
+        return inputs if isinstance(inputs, Tensor) else self.embed(inputs)
+
+    def _has_pass(self, counts: Sequence[tuple[int, int]]) -> bool:
+        """Whether there are passes of a fixed size for these rows."""
+        rows = min(sum(count for _, count in counts), PASS_ROWS[-1])
+        return self.graphs is not None and self.graphs.find(rows) is not None
+
+    def _launch(
+        self, counts: Sequence[tuple[int, int]], inputs: Tensor | Sequence[int]
+    ) -> Iterator[tuple[Pass, int, int]]:
+        """Feed rows in passes of fixed sizes.
+
+        Yields each pass when it is launched, its number of rows, and how many of its slots get no
+        further rows in a later pass.
+        """
+        assert self.graphs is not None
+        starts = {slot: self.cache.length(slot) for slot, _ in counts}
+        self.cache.grow(counts)
+        parts, first = split_rows(counts, PASS_ROWS[-1], PASS_SLOTS), 0
+        for part, following in zip_longest(parts, parts[1:]):
+            rows = sum(count for _, count in part)
+            found = self.graphs.find(rows)
+            assert found is not None
+            one, run = found
+            one.stage(part, [starts[slot] for slot, _ in part], inputs[first : first + rows])
+            run()
+            is_cut = following is not None and following[0][0] == part[-1][0]
+            yield one, rows, len(part) - is_cut
+            starts |= {slot: starts[slot] + count for slot, count in part}
+            first += rows
 
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture steps of one row as CUDA graphs; `feed` uses them from then on."""
-        graphs = StepGraphs[DecodeStep](self.cache, "LLM")
-        graphs.capture(partial(DecodeStep, self), self._check, is_replayed=is_replayed)
+        """Capture passes as CUDA graphs; `feed` and `append` use them from then on."""
+        graphs = PassGraphs[Pass](self.cache, "LLM")
+        graphs.capture(PASS_ROWS, partial(Pass, self), self._check, is_replayed=is_replayed)
         self.graphs = graphs
 
-    def _check(self, step: DecodeStep, run: Callable[[], None], width: int) -> float:
-        """Compare a step with the plain path, in one long context and in short ones."""
-        slots, lengths = range(width), trial_lengths(self.cache, width)
-        ids = [row % self.vocabulary for row in range(FIRST_ROWS * width)]
-        self.append([(slot, FIRST_ROWS) for slot in slots], self.embed(ids))
-        self.cache.grow([(slot, lengths[slot] - FIRST_ROWS) for slot in slots])
-        embeds = self.embed([slot % self.vocabulary for slot in slots])
-        hidden, logits = self.feed([(slot, 1) for slot in slots], embeds)
-        for slot in slots:
-            self.cache.rewind(slot, lengths[slot])
-        got = self._replay(step, run, slots, embeds)
-        return relative_error([(got[0], hidden), (got[1], logits)])
-
-    def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> Tensor:
-        """Add rows to contexts like `feed`; return the hidden state of each row, without logits."""
-        return self.model(embeds, self.cache.extend(counts))
+    def _check(self, one: Pass, run: Callable[[], None]) -> float:
+        """Compare a pass with the plain path, in one long context and in short ones."""
+        slots, capacity = one.form.slots, self.cache.capacity
+        own = max(1, min(one.form.rows // slots, capacity - 1))
+        counts, starts = [(slot, own) for slot in range(slots)], [capacity - own] + [0] * slots
+        ids = [row % self.vocabulary for row in range(own * slots)]
+        self.cache.grow([(0, starts[0])])
+        rows = self.cache.extend(counts)
+        states = self.model(self.embed(ids), rows)
+        one.stage(counts, starts[:slots], ids)
+        run()
+        hidden = states[rows.last]
+        pairs = (one.states[: len(ids)], states), (one.logits[:slots], self.logits(hidden))
+        return relative_error([*pairs, (one.hidden[:slots], hidden)])
 
     def splice(self, slot: int, slide: Slide) -> None:
         """Change the slot's context as a window requires: move rows, then feed ids before them.
@@ -164,16 +238,16 @@ class LanguageModel(nn.Module):
         length = self.cache.length(slot)
         if slide.ids:
             self.cache.truncate(slot, slide.start)
-            self.append_long(slot, self.embed(slide.ids))
+            self.append_long(slot, slide.ids)
             self.cache.restore(slot, length)
 
-    def append_long(self, slot: int, embeds: Tensor) -> list[Tensor]:
-        """Append any number of rows `[rows, hidden]` to one slot, in passes of bounded size.
+    def append_long(self, slot: int, inputs: Tensor | Sequence[int]) -> list[Tensor]:
+        """Append any number of rows, as those of `feed`, to one slot in passes of bounded size.
 
         Returns the hidden states of each pass.
         """
-        starts = range(0, len(embeds), PREFILL_ROWS)
-        parts = [embeds[start : start + PREFILL_ROWS] for start in starts]
+        starts = range(0, len(inputs), PREFILL_ROWS)
+        parts = [inputs[start : start + PREFILL_ROWS] for start in starts]
         return [self.append([(slot, len(rows))], rows) for rows in parts]
 
     def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:

@@ -67,7 +67,8 @@ def attend_split(  # noqa: PLR0913 - a kernel has no objects
     key_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     start = part * split
-    longest = tl.load(positions + first + count - 1).to(tl.int32) + 1
+    last = positions + first + count - 1
+    longest = tl.load(last, mask=count > 0, other=-1).to(tl.int32) + 1
     if start < longest:
         line = tl.arange(0, tile)
         column = tl.arange(0, wide)

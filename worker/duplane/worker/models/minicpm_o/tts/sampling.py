@@ -22,6 +22,8 @@ REPETITION_WINDOW = 16
 TOP_P = 0.85
 TOP_K = 25
 MIN_CANDIDATES = 3
+SETTINGS = 5
+"""Number of the settings of a slot's draws."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class SpeechRequest:
     def numbers(self, steps: int) -> list[float]:
         """Return the settings, `history` and the random numbers of this slot as one list.
 
-        `TalkerSteps.begin` expects this order.
+        `DrawState.begin` expects this order.
         """
         missing = REPETITION_WINDOW - len(self.history)
         return [

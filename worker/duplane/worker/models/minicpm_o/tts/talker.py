@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,24 +16,12 @@ from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, section
 from duplane.worker.models.minicpm_o.layers import embedding, linear
-from duplane.worker.models.minicpm_o.llm.attention import Rows
-from duplane.worker.models.minicpm_o.llm.cuda_graphs import (
-    StaticRows,
-    StepGraphs,
-    trial_lengths,
-)
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
-from duplane.worker.models.minicpm_o.llm.sampling import draw
-from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
 from duplane.worker.models.minicpm_o.transfer import download, upload
-from duplane.worker.models.minicpm_o.tts.sampling import (
-    REPETITION_WINDOW,
-    UNIT_DRAWS,
-    SpeechRequest,
-    filter_top,
-    penalise,
-)
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
+from duplane.worker.models.minicpm_o.tts.sampling import UNIT_DRAWS, SpeechRequest
+from duplane.worker.models.minicpm_o.tts.steps import DrawState, TalkerSteps
 
 PREFIX = "tts."
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
@@ -89,108 +76,6 @@ class TalkerConfig:
         )
 
 
-class TalkerSteps:
-    """Steps of one token per slot, over tensors with fixed addresses.
-
-    A step feeds the last drawn token and draws the next token. `drawn` [slots, window + steps]
-    holds the last tokens before the first step (-1 for none), then the drawn tokens. The cache rows
-    of a captured step come from `StaticRows`; those of other steps come from the cache.
-    """
-
-    def __init__(
-        self,
-        talker: Talker,
-        count: int,
-        rows: Callable[[], Rows],
-        *,
-        steps: int = UNIT_DRAWS,
-        has_draws: bool = True,
-        has_filter: bool = True,
-    ) -> None:
-        """Allocate tensors for `count` slots; `rows` returns the cache rows of the next step.
-
-        Without `has_draws` or `has_filter` the kernels for drawing or filtering are left out.
-        """
-        self._talker = talker
-        self._has_draws = has_draws
-        self._has_filter = has_filter
-        self._rows = rows
-        device = talker.emb_text.weight.device
-        columns = REPETITION_WINDOW + steps
-        self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
-        # The number of steps so far. It is 1 until `begin` sets it to 0, because a CUDA graph
-        # captures `run` before `begin`. The first step of speech is `choose` alone, never `run`.
-        self._step = torch.ones(1, dtype=torch.long, device=device)
-        self._window = torch.arange(REPETITION_WINDOW, device=device)
-        self._temperature = torch.ones(count, 1, device=device)
-        self._fewest = torch.zeros(count, dtype=torch.long, device=device)
-        self._most = torch.full((count,), steps, dtype=torch.long, device=device)
-        self._is_drawn = torch.zeros(count, dtype=torch.bool, device=device)
-        self._filtered_from = torch.full((count, 1), steps, dtype=torch.long, device=device)
-        self._uniforms = torch.zeros(count, steps, dtype=torch.float64, device=device)
-
-    def begin(self, numbers: Tensor) -> None:
-        """Start with the values of `SpeechRequest.numbers`, float64 [slots, n]."""
-        self._temperature.copy_(numbers[:, :1])
-        self._fewest.copy_(numbers[:, 1])
-        self._most.copy_(numbers[:, 2])
-        self._is_drawn.copy_(numbers[:, 3])
-        self._filtered_from.copy_(numbers[:, 4:5])
-        history, uniforms = numbers[:, 5:].tensor_split([REPETITION_WINDOW], 1)
-        self.drawn.fill_(-1)
-        self.drawn[:, :REPETITION_WINDOW] = history
-        self._uniforms.copy_(uniforms)
-        self._step.zero_()
-
-    def force(self, tokens: Tensor) -> None:
-        """Start as if the first step had drawn these tokens [slots]; see `Talker._check`."""
-        self.drawn.fill_(-1)
-        self.drawn[:, REPETITION_WINDOW] = tokens
-        self._step.fill_(1)
-
-    def run(self) -> None:
-        """Run one step. It never waits for the device, so that a CUDA graph can capture it."""
-        last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
-        embeds = self._talker.emb_code[0](last.clamp(min=0))
-        self.choose(self._talker.model(embeds, self._rows()))
-
-    def choose(self, hidden: Tensor) -> None:
-        """Draw the next token of each slot from hidden states [slots, width]."""
-        talker = self._talker
-        recent = self.drawn.index_select(1, self._step + self._window)
-        scores = talker.head_code[0](hidden).float() / self._temperature
-        scores = penalise(scores, recent.clamp(min=0), recent >= 0)
-        if self._has_filter:
-            scores = torch.where(self._step >= self._filtered_from, filter_top(scores), scores)
-        scores[:, talker.end] += torch.where(self._step < self._fewest, float("-inf"), 0.0)
-        token = scores.argmax(-1)
-        if self._has_draws or talker.on_step is not None:
-            probabilities = scores.softmax(-1)
-            if talker.on_step is not None:
-                talker.on_step(probabilities)
-            uniforms = self._uniforms.index_select(1, self._step).squeeze(1)
-            token = torch.where(self._is_drawn, draw(probabilities, uniforms), token)
-        self.drawn.index_copy_(1, self._step + REPETITION_WINDOW, token[:, None])
-        self._step.add_(1)
-
-    def have_ended(self) -> Tensor:
-        """Return bool [slots]: whether the slot has drawn the end of speech, or all its tokens."""
-        return (self.drawn == self._talker.end).any(-1) | (self._step >= self._most)
-
-
-class StaticTalkerSteps(TalkerSteps):
-    """Steps of up to `width` slots, which can be captured. The first rows are those of slots."""
-
-    def __init__(self, talker: Talker, width: int) -> None:
-        self.static = StaticRows(talker.cache, width)
-        super().__init__(talker, width, self.static.rows)
-
-    def run(self) -> None:
-        """Run one step."""
-        super().run()
-        self.static.advance()
-
-
 class Projector(nn.Module):
     """Two linear layers from the LLM's width to the talker's width."""
 
@@ -228,7 +113,7 @@ class Talker(nn.Module):
         self.cache = self.model.cache
         self.head_code = nn.ModuleList([WeightNormHead(width, dims.speech_rows, device, dtype)])
         self.end = dims.speech_rows - 1
-        self.graphs: StepGraphs[StaticTalkerSteps] | None = None
+        self.block: TalkBlock | None = None
         self.on_step: Callable[[Tensor], None] | None = None
         """A function that gets the probabilities of every step, for comparison with traces."""
 
@@ -258,6 +143,14 @@ class Talker(nn.Module):
             projected = self.projector_semantic(torch.stack(tuple(hidden)).to(table.dtype))
             rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
         return rows
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of speech tokens."""
+        return self.emb_code[0](tokens)
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """Map hidden states [slots, width] to float32 scores [slots, tokens]."""
+        return self.head_code[0](hidden).float()
 
     def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
         """Return at most 25 tokens for each slot: those of one unit. The slots must be ascending.
@@ -318,105 +211,50 @@ class Talker(nn.Module):
         The slots must be ascending. Afterwards the cache holds the conditions and all drawn tokens
         but the last. All slots are computed together; their tokens do not depend on each other.
         """
-        counts = [(request.slot, len(request.condition)) for request in requests]
-        rows = self.cache.extend(counts)
-        hidden = self.model(torch.cat([r.condition for r in requests]), rows)[rows.last]
-        starts = [self.cache.length(slot) for slot, _ in counts]
-        most = max(request.most for request in requests)
-        steps, run = self._begin(requests, hidden, starts, most)
-        fewest = max(request.fewest for request in requests)
-        check = CHECK_STEPS if self.on_step is None else 1
-        for step in range(1, most):
-            is_checked = step % check == 0 and step >= fewest
-            if is_checked and download(steps.have_ended()[: len(requests)].all()):
-                break
-            run()
-        tokens = steps.drawn[: len(requests), REPETITION_WINDOW:]
+        starts = [self.cache.length(request.slot) for request in requests]
+        tokens = None
+        if self.block is not None and self.on_step is None:
+            tokens = self.block.draw(requests)
+        if tokens is None:
+            tokens = self._draw_plainly(requests)
         found: list[list[int]] = download(tokens).tolist()
         drawn: list[list[int]] = []
         for request, start, row in zip(requests, starts, found, strict=True):
             end = row.index(self.end) + 1 if self.end in row else len(row)
             kept = row[: min(end, request.most)]
             request.uniforms.advance(len(kept) if request.is_drawn else 0)
-            self.cache.truncate(request.slot, start + len(kept) - 1)
+            self.cache.truncate(request.slot, start + len(request.condition) + len(kept) - 1)
             drawn.append(kept)
         return drawn
 
-    def _begin(
-        self, requests: Sequence[SpeechRequest], hidden: Tensor, starts: Sequence[int], most: int
-    ) -> tuple[TalkerSteps, Callable[[], None]]:
-        """Draw the first tokens from `hidden` [slots, width].
-
-        Returns the steps, whose first rows are those of the slots, and the function that runs a
-        further step.
-        """
-        slots = [request.slot for request in requests]
-        found = None
-        if self.graphs is not None and self.on_step is None and most <= UNIT_DRAWS:
-            found = self.graphs.find(len(slots))
-        numbers = [request.numbers(UNIT_DRAWS if found else most) for request in requests]
-        values = upload(numbers, hidden.device, torch.float64)
-        if found is None:
-            counts = [(slot, 1) for slot in slots]
-            steps = TalkerSteps(
-                self,
-                len(slots),
-                lambda: self.cache.extend(counts),
-                steps=most,
-                has_draws=any(request.is_drawn for request in requests),
-                has_filter=any(request.filtered_from is not None for request in requests),
-            )
-            steps.begin(values)
-            steps.choose(hidden)
-            return steps, steps.run
-        self.cache.grow([(slot, most - 1) for slot in slots])
-        steps, run = found
-        padding = 0, 0, 0, len(steps.drawn) - len(slots)
-        steps.static.begin(slots, starts)
-        steps.begin(functional.pad(values, padding, value=1.0))
-        steps.choose(functional.pad(hidden, padding))
-        return steps, run
+    def _draw_plainly(self, requests: Sequence[SpeechRequest]) -> Tensor:
+        """Draw tokens [slots, n] in passes of the real size, until all slots have ended."""
+        counts = [(request.slot, len(request.condition)) for request in requests]
+        rows = self.cache.extend(counts)
+        hidden = self.model(torch.cat([r.condition for r in requests]), rows)[rows.last]
+        most = max(request.most for request in requests)
+        steps = TalkerSteps(
+            self,
+            DrawState.allocate(len(requests), hidden.device, most),
+            has_draws=any(request.is_drawn for request in requests),
+            has_filter=any(request.filtered_from is not None for request in requests),
+        )
+        numbers = [request.numbers(most) for request in requests]
+        steps.state.begin(upload(numbers, hidden.device, torch.float64))
+        steps.choose(hidden)
+        fewest = max(request.fewest for request in requests)
+        check = CHECK_STEPS if self.on_step is None else 1
+        for step in range(1, most):
+            is_checked = step % check == 0 and step >= fewest
+            if is_checked and download(steps.have_ended().all()):
+                break
+            steps.run(self.cache.extend([(slot, 1) for slot, _ in counts]))
+        return steps.state.tokens
 
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the steps as CUDA graphs, which `draw` then uses."""
-        graphs = StepGraphs[StaticTalkerSteps](self.cache, "talker")
-        graphs.capture(partial(StaticTalkerSteps, self), self._check, is_replayed=is_replayed)
-        self.graphs = graphs
-
-    def _check(self, steps: StaticTalkerSteps, run: Callable[[], None], width: int) -> float:
-        """Compare a step with the plain path, in one long context and in short ones."""
-        slots, lengths = range(width), trial_lengths(self.cache, width)
-        counts = [(slot, 1) for slot in slots]
-        tokens = upload([slot % self.end for slot in slots], self.emb_text.weight.device)
-        rows = self.emb_code[0](tokens).repeat_interleave(FIRST_ROWS, 0)
-        self.model(rows, self.cache.extend([(slot, FIRST_ROWS) for slot in slots]))
-        self.cache.grow([(slot, lengths[slot] - FIRST_ROWS) for slot in slots])
-        plain = TalkerSteps(self, width, lambda: self.cache.extend(counts))
-        plain.force(tokens)
-        seen: list[Tensor] = []
-        self.on_step = seen.append
-        plain.run()
-        self.on_step = None
-        keys = self._last_keys(slots)
-        for slot in slots:
-            self.cache.rewind(slot, lengths[slot])
-        self.cache.grow(counts)
-        steps.static.begin(slots, lengths)
-        steps.force(tokens)
-        run()
-        # Rounding may choose another token, but only one that is almost as likely.
-        chosen = steps.drawn[:, REPETITION_WINDOW + 1 : REPETITION_WINDOW + 2]
-        likely = seen[0].log()
-        return relative_error(
-            [
-                (self._last_keys(slots), keys),
-                (likely.gather(1, chosen), likely.amax(1, keepdim=True)),
-            ]
-        )
-
-    def _last_keys(self, slots: Iterable[int]) -> Tensor:
-        """Return the keys of the last row of each slot."""
-        return torch.stack([self.cache.read(slot)[0][:, :, -1] for slot in slots])
+        """Capture the passes of a `TalkBlock` as CUDA graphs, which `draw` then uses."""
+        self.block = TalkBlock(self, self.dims.decoder.hidden_size)
+        self.block.capture(is_replayed=is_replayed)
 
     def reset(self, slot: int) -> None:
         """Zero all state of the slot."""
