@@ -80,7 +80,8 @@ MODEL_FOLDERS = {
     "duplex": (*NETWORKS, "preparer_parts", "loader"),
     "chat": (*NETWORKS, "preparer_parts", "loader"),
     "preparer": ("vocoder", "preparer_parts", "duplex", "chat"),
-    "model": (*NETWORKS, "preparer_parts", "loader", "duplex", "chat", "preparer"),
+    "launches": (*NETWORKS, "loader", "duplex", "chat"),
+    "model": (*NETWORKS, "preparer_parts", "loader", "duplex", "chat", "preparer", "launches"),
     "worker_model": ("chat", "preparer", "model"),
     "family": ("vision", "preparer_parts", "memory", "preparer", "model", "worker_model"),
 }

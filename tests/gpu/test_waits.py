@@ -78,7 +78,6 @@ def test_passes_of_the_decoder(model: DuplexModel) -> None:
     with no_waits():
         for _ in range(3):
             model.llm.feed([(slot, 1) for slot in range(SLOTS)], embeds)
-        model.llm.feed_units([0, 2], [embeds, embeds[:2]])
 
 
 @torch.inference_mode()

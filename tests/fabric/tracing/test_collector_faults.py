@@ -184,7 +184,7 @@ async def test_spans_hold_neither_audio_nor_text_nor_tokens() -> None:
         await rig.all_free()
         found = [*exporter.get_finished_spans(), *rig.spans.get_finished_spans()]
     names = {span.name for span in found}
-    assert {"edge.unit", "worker.unit", "worker.batch", "worker.chat"} <= names
+    assert {"edge.unit", "worker.unit", "worker.chat"} <= names
     secrets = (PRIVATE, "nobody may hear", "the token")
     for span in found:
         assert not [secret for secret in secrets if secret in text_of(span)], text_of(span)

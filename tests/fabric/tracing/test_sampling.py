@@ -51,10 +51,8 @@ async def test_late_unit_is_exported_by_edge_and_worker_and_no_other() -> None:
                 await receive(client)
             await end(client)
         found = await until_exported(fabric, *(spans.EDGE_UNIT, spans.WORKER_UNIT))
-    assert sorted(span.name for span in found) == [
-        *(spans.EDGE_UNIT, spans.WORKER_BATCH, spans.WORKER_UNIT)
-    ]
-    edge, _, worker = sorted(found, key=lambda span: span.name)
+    edge, worker = sorted(found, key=lambda span: span.name)
+    assert (edge.name, worker.name) == (spans.EDGE_UNIT, spans.WORKER_UNIT)
     assert edge.trace_id == worker.trace_id
     assert worker.parent_span_id == edge.span_id
     for span in (edge, worker):
@@ -74,7 +72,7 @@ async def test_edge_follows_the_worker_that_takes_a_unit_for_late(
             await receive(client)
             await end(client)
         found = await until_exported(fabric, *(spans.EDGE_UNIT, spans.WORKER_UNIT))
-    assert len({span.trace_id for span in found if span.name != spans.WORKER_BATCH}) == 1
+    assert len({span.trace_id for span in found}) == 1
 
 
 async def test_unit_that_is_late_after_the_worker_has_the_stages_of_its_delta(
@@ -111,7 +109,7 @@ async def test_failed_unit_is_exported_by_edge_and_worker() -> None:
         found = await until_exported(fabric, *(spans.EDGE_UNIT, spans.WORKER_UNIT))
     by_name = {span.name: span for span in found}
     edge, worker = by_name[spans.EDGE_UNIT], by_name[spans.WORKER_UNIT]
-    assert len(found) == 3, "with the span of the batch"
+    assert len(found) == 2
     assert edge.trace_id == worker.trace_id
     for span in (edge, worker):
         assert attributes(span)[spans.UNIT_SEQUENCE] == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from duplane.worker.engine.events import (
     FailedUnit,
     RebuildRefused,
 )
-from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
 from duplane.worker.models.chat import (
     ChatImage,
     ChatMessage,
@@ -107,25 +107,25 @@ async def test_times_of_a_unit_are_in_order_on_one_clock(engine: AnyEngine) -> N
     assert 0 < second.settle_s[0] <= second.settle_s[1] <= second.started_s
 
 
-async def test_units_of_a_batch_share_its_record_which_ends_after_its_settle(
-    engine: AnyEngine,
-) -> None:
-    ended = asyncio.Queue[BatchRecord]()
-    engine.on_batch = ended.put_nowait
+async def test_launches_are_reported_and_units_have_the_size_of_theirs(engine: AnyEngine) -> None:
+    reports = asyncio.Queue[Sequence[LaunchRecord]]()
+    engine.on_launches = reports.put_nowait
     async with Caller.open(engine, 0) as first, Caller.open(engine, 1) as second:
         await first.send()
         await first.send()
         await second.send()  # it runs together with the first unit, or with the one after it
         records = [(await caller.answer()).record for caller in (first, second, first)]
+        reported: list[LaunchRecord] = []
         async with asyncio.timeout(WITHIN_S):
-            batches = [await ended.get(), await ended.get()]
-    engine.on_batch = lambda _: None
-    assert sorted(batch.size for batch in batches) == [1, 2]
-    for batch in batches:
-        own = [record for record in records if record.batch is batch]
-        assert len(own) == batch.size
-        last_s = max(record.finished_s for record in own)
-        assert last_s <= batch.settle_s <= batch.ended_s
+            while sum(launch.block == "begin" for launch in reported) < 2:
+                reported += await reports.get()
+    engine.on_launches = lambda _: None
+    assert [launch.size for launch in reported if launch.block == "open"] == [1, 1]
+    begun = [launch for launch in reported if launch.block == "begin"]
+    assert sorted(launch.size for launch in begun) == [1, 2]
+    assert all(launch.seconds >= UNIT_S for launch in begun)
+    assert sorted(record.batch_size for record in records) == [1, 2, 2]
+    assert all(UNIT_S <= record.busy_s <= record.finished_s for record in records)
 
 
 async def test_full_inbox_drops_the_oldest_unit_and_its_interruption_is_kept(
@@ -245,6 +245,29 @@ async def test_family_beyond_duplane_runs_in_both(kind: Kind, tmp_path: Path) ->
         output = (await caller.answer()).output
         assert output.audio.size == UNIT_SAMPLES * OUTPUT_HERTZ // 24_000
         assert np.all(output.audio == 0.5)
+
+
+@pytest.mark.parametrize("lanes", ["1", "2"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_model_in_parts_runs_in_both_with_one_lane_and_with_two(
+    kind: Kind, lanes: str, tmp_path: Path
+) -> None:
+    family = {"checkpoint": tmp_path, "family": "support.worker.parts_model", "lanes": lanes}
+    async with (
+        running_engine(kind, **family) as engine,
+        Caller.open(engine, 0) as first,
+        Caller.open(engine, 1) as second,
+    ):
+        for value in (0.5, 0.0, 0.5):
+            for caller in (first, second):
+                await caller.send(value, frames=(PICTURE,))
+        for number in range(3):
+            for caller in (first, second):
+                answered = await caller.answer()
+                assert answered.record.sequence == number
+                assert answered.output.is_listen == (number == 1)
+                assert answered.record.busy_s > 0
+                assert answered.record.batch_size in (1, 2)
 
 
 @pytest.mark.slow

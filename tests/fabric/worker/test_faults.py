@@ -227,6 +227,7 @@ async def test_a_step_that_raises_ends_the_conversations_in_it_and_no_other() ->
         await bystander.send(unit(0))
         await model.held()
         await first.send(unit(0, 0.1))
+        await rig.received(2)  # the earlier unit is the first of the launch
         await second.send(unit(0, 0.7))
         await rig.received(3)
         model.let_go()

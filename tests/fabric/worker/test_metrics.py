@@ -49,6 +49,8 @@ async def test_units_are_counted_and_timed(caplog: pytest.LogCaptureFixture) -> 
     assert seen.value("duplane_audio_seconds_total", direction="output") > 0
     assert seen.value("duplane_real_time_factor_count") == 2
     assert seen.value("duplane_batch_size_bucket", work="unit", le="1.0") == 2
+    assert seen.value("duplane_launch_size_sum", block="begin") == 2
+    assert seen.value("duplane_launch_duration_seconds_count", block="open") == 1
     assert seen.value("duplane_stage_duration_seconds_count", stage="device") == 2
     assert seen.total("duplane_tokens_total") > 0
     ended = {"role": "worker", "kind": "audio_duplex", "reason": "client"}

@@ -21,12 +21,14 @@ from duplane.worker.models.types import PastUnit, Rebuilt, UnitFailure
 SEEDED = session_pb2.Open(seed=3)
 
 
-async def test_neighbours_wait_for_one_share_of_the_work_per_round(
+async def test_neighbours_wait_for_at_most_one_share_of_a_rebuild(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two calls of `rebuild`, units of other conversations run."""
+    """A unit that arrives during a call of `rebuild` runs before the next call."""
     model = ScriptedModel(slot_count=3)
     calls: list[int] = []
+    loop, entered = asyncio.get_running_loop(), asyncio.Event()
+    has_arrived = threading.Event()
     waiting = asyncio.Semaphore(0)  # conversations that wait to be rebuilt
     begin = DeviceThread.rebuild
 
@@ -48,6 +50,9 @@ async def test_neighbours_wait_for_one_share_of_the_work_per_round(
         def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
             calls.append(slot)
             model.order.append("rebuild")
+            if len(calls) == 3:
+                loop.call_soon_threadsafe(entered.set)
+                assert has_arrived.wait(WITHIN_S)
             return take(slot, units)
 
         model.rebuild = watched
@@ -64,13 +69,17 @@ async def test_neighbours_wait_for_one_share_of_the_work_per_round(
         await rig.received(5)
         model.order.clear()
         model.let_go()
-        for sequence in range(5):
+        async with asyncio.timeout(WITHIN_S):
+            await entered.wait()
+        await neighbour.send(unit(5))
+        await rig.received(6)
+        has_arrived.set()
+        for sequence in range(6):
             assert (await neighbour.delta()).sequence == sequence
         await rebuilt(first)
         await rebuilt(second)
     assert calls == [2] * 10 + [1] * 10
-    # The round of the held unit has a share too, as the rebuild was queued before its turn came.
-    assert model.order[:9] == ["rebuild", "units"] * 4 + ["rebuild"]
+    assert model.order == ["units"] * 4 + ["rebuild"] * 3 + ["units"] + ["rebuild"] * 17
 
 
 async def test_conversation_keeps_its_place_until_its_last_message(

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from support.model.video_files import make_video
 
+from duplane.tools.golden_replay.chat import prompt_embeddings
 from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
@@ -22,7 +23,6 @@ from duplane.worker.models.chat import (
     ChatVideo,
 )
 from duplane.worker.models.minicpm_o.chat.chats import PreparedChat
-from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import DecodeMode
 from duplane.worker.video.bounds import VideoBounds
@@ -86,7 +86,7 @@ def test_a_video_is_its_pictures_and_sounds_in_order(
     assert ours.prompt.audio_bounds == theirs.prompt.audio_bounds
     assert ours.image_rows == 64 * sum(not isinstance(piece, np.ndarray) for piece in decoded)
     assert ours.audio_rows == 10 + 10 + 3
-    rows = [PromptRows(model.parts, one.prompt).take(4096) for one in (ours, theirs)]
+    rows = [prompt_embeddings(model.parts, one.prompt) for one in (ours, theirs)]
     torch.testing.assert_close(*rows, rtol=0, atol=0)
 
 

@@ -111,7 +111,7 @@ def test_words_that_are_kept_never_fill_a_small_context(model: DuplexModel) -> N
 
 def test_without_a_window_the_context_fills(model: DuplexModel) -> None:
     model.open(0, replace(BASIC, sliding_window_mode=WindowMode.OFF))
-    results = [next(iter(model.step(units([0], n)))) for n in range(60) if not model.settle([0])]
+    results = [result for n in range(60) for result in model.step(units([0], n))]
     assert isinstance(results[-1], UnitFailure)
     assert results[-1].reason == "CONTEXT_FULL"
 

@@ -14,6 +14,7 @@ from support.speech import assert_sounds_equal
 from torch import Tensor
 
 from duplane.tools.golden_replay.audio import read_audio, read_clip
+from duplane.worker.models.interface import Continue, Part, Result, Unfinished
 from duplane.worker.models.minicpm_o.duplex.sampling import Choice, Decision, DuplexSampling
 from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
@@ -21,10 +22,12 @@ from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,
     DecodeMode,
+    Opened,
     OptionError,
     Unit,
     UnitFailure,
     UnitOutput,
+    WindowMode,
 )
 
 AUDIO = GOLDEN / "audio"
@@ -337,13 +340,14 @@ def test_a_prompt_can_be_fed_in_parts(model: DuplexModel) -> None:
     model.begin(1, model.preparer.conversation(GREEDY))
     with pytest.raises(ValueError, match="not open yet"):
         list(model.step([Unit(1, unit_at(0))]))
-    parts = [model.feed_prompt(1, 7)]
-    while parts[-1] is None:
-        parts.append(model.feed_prompt(1, 7))
+    item, parts = Continue(1, Part.FEED, 7), list[Result]()
+    while not parts or isinstance(parts[-1], Unfinished):
+        parts += model.launch([item])
+    assert isinstance(parts[-1], Opened)
     assert replace(parts[-1], slot=0) == whole
     assert len(parts) == -(-whole.context_length // 7)
-    with pytest.raises(ValueError, match="is open"):
-        model.feed_prompt(1, 7)
+    with pytest.raises(ValueError, match="has no work for feed"):
+        list(model.launch([item]))
     (keys, _), (in_parts, _) = (model.llm.cache.read(slot) for slot in (0, 1))
     torch.testing.assert_close(keys, in_parts, atol=1e-5, rtol=0)
     assert_same(outputs(model, [Unit(1, unit_at(3))]), outputs(model, [Unit(0, unit_at(3))]))
@@ -354,8 +358,10 @@ def test_a_prompt_can_be_fed_in_parts(model: DuplexModel) -> None:
 
 
 def test_an_unsettled_slot_takes_no_unit(model: DuplexModel) -> None:
-    model.open(0, GREEDY)
-    list(model.step([Unit(0, unit_at(0))]))
+    window = {"sliding_window_mode": WindowMode.CONTEXT, "context_max_units": 1}
+    model.open(0, replace(GREEDY, **window))
+    for number in range(2):
+        list(model.step([Unit(0, unit_at(number))]))
     with pytest.raises(ValueError, match="not settled"):
         list(model.step([Unit(0, unit_at(1))]))
     model.settle([0])

@@ -9,6 +9,7 @@ from PIL import Image
 from support.paths import GOLDEN
 
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.interface import Continue, Part, Unfinished
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.types import (
@@ -24,7 +25,6 @@ UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 8 * UNIT)
 SILENT = np.zeros(0, np.float32)
 GREEDY = ConversationOptions(decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0)
-FRAME_ROWS = 66
 
 
 def picture(name: str = "sq.png") -> bytes:
@@ -44,23 +44,14 @@ def unit(
     return Unit(slot, audio, force, frames, max_slices)
 
 
-def run(
-    model: DuplexModel, units: Sequence[Unit], begun: Sequence[int] = ()
-) -> list[UnitOutput | UnitFailure]:
-    results = list(model.step(units, begun=begun))
-    model.settle([*begun, *(entry.slot for entry in units)])
+def run(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput | UnitFailure]:
+    results = list(model.step(units))
+    model.settle([entry.slot for entry in units])
     return sorted(results, key=lambda result: result.slot)
 
 
 def one(model: DuplexModel, entry: Unit) -> UnitOutput:
     (result,) = run(model, [entry])
-    assert isinstance(result, UnitOutput), result
-    return result
-
-
-def begun(model: DuplexModel, slot: int) -> UnitOutput:
-    """Run the unit that `feed_ahead` has begun."""
-    (result,) = run(model, [], begun=[slot])
     assert isinstance(result, UnitOutput), result
     return result
 
@@ -109,65 +100,37 @@ def test_a_conversation_may_begin_with_frames_alone(model: DuplexModel) -> None:
     assert (model.parts.audio.cache_length(0), model.parts.audio.mel.buffered(0)) == (50, 80)
 
 
-def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
-    """Feeding in parts gives the same results, and no part has more rows than its limit."""
+def test_pictures_can_be_seen_and_fed_in_portions(model: DuplexModel) -> None:
+    """Portions of any sizes give the same results."""
     for slot in range(2):
         model.open(slot, GREEDY)
         one(model, unit(slot, 1))
     names = ("sq.png", "wide.png", "big.png", "small.png", "sq.png")
     entries = [model.preparer.unit(unit(slot, 3, *map(picture, names))) for slot in range(2)]
-    whole, parts = (entry for entry in entries if isinstance(entry, Unit))
-    row_count, lengths = 2 * FRAME_ROWS + 20, [model.llm.cache.length(1)]
-    left = parts.rows
-    assert left == 1 + 5 * FRAME_ROWS + 10
-    found = model.feed_ahead(parts, row_count)
-    while True:
-        assert isinstance(found, int)
-        lengths.append(model.llm.cache.length(1))
-        left = found
-        if left <= row_count:
-            break
-        found = model.feed_more(1, row_count)
-    # The first part also has the closing ids of the last unit, and `<unit>`.
-    assert np.diff(lengths).tolist() == [2 + 1 + 2 * FRAME_ROWS, 2 * FRAME_ROWS]
-    assert left == FRAME_ROWS + 10
-    with pytest.raises(ValueError, match="amid a unit"):
-        list(model.step([unit(1, 4)]))
-    expected, output = run(model, [whole], begun=[1])
+    whole, divided = (entry for entry in entries if isinstance(entry, Unit))
+    launched: list[Unfinished] = []
+    (result,) = model.accept([divided])
+    while isinstance(result, Unfinished):
+        launched.append(result)
+        granted = {Part.SEE: 2, Part.FEED: 50}.get(result.part, 1)
+        result, *_ = model.launch([Continue(1, result.part, granted)])
+        if result.slot == 1 and len(launched) == 3:
+            with pytest.raises(ValueError, match="amid a unit"):
+                list(model.step([unit(1, 4)]))
+    tiles = [left.rows for left in launched if left.part is Part.SEE]
+    assert tiles == [*range(tiles[0], 0, -2)]
+    rows = [left.rows for left in launched if left.part is Part.FEED]
+    assert rows == [*range(divided.rows + 2, 0, -50)]  # with the closing ids of the last unit
+    (expected,) = run(model, [whole])
     assert isinstance(expected, UnitOutput)
-    assert isinstance(output, UnitOutput)
-    assert (output.token_ids, output.context_length) == (
+    assert isinstance(result, UnitOutput)
+    assert (result.token_ids, result.context_length) == (
         expected.token_ids,
         expected.context_length,
     )
-    assert output.input_video_count == expected.input_video_count
+    assert result.input_video_count == expected.input_video_count
     cache = model.llm.cache
     np.testing.assert_allclose(cache.read(0)[0], cache.read(1)[0], atol=5e-5)
-
-
-def test_the_last_picture_is_left_to_the_unit(model: DuplexModel) -> None:
-    model.open(0, GREEDY)
-    entry = model.preparer.unit(unit(0, None, *[picture()] * 2, force=True))
-    assert isinstance(entry, Unit)
-    assert model.feed_ahead(entry, 1) == 1
-    assert model.feed_more(0, 1) == 1
-    assert begun(model, 0).input_video_count == 2 * 64
-    alone = model.preparer.unit(unit(0, None, picture(), force=True))
-    assert isinstance(alone, Unit)
-    assert model.feed_ahead(alone, 1) == 1
-    assert begun(model, 0).input_video_count == 64
-
-
-def test_a_unit_that_cannot_run_is_refused_before_its_pictures_are_fed(model: DuplexModel) -> None:
-    model.open(0, GREEDY)
-    before = model.llm.cache.length(0)
-    entry = model.preparer.unit(unit(0, None, *[picture()] * 9))
-    assert isinstance(entry, Unit)
-    failure = model.feed_ahead(entry, FRAME_ROWS)
-    assert isinstance(failure, UnitFailure)
-    assert (failure.reason, failure.is_fatal) == ("CONTEXT_FULL", False)
-    assert model.llm.cache.length(0) == before
-    one(model, unit(0, 0))
 
 
 def test_what_is_seen_changes_what_follows(model: DuplexModel) -> None:

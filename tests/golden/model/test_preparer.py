@@ -21,11 +21,12 @@ from duplane.worker.models.chat import (
     ChatRequest,
     ChatRole,
 )
+from duplane.worker.models.interface import Continue, Part
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer import Preparer
 from duplane.worker.models.minicpm_o.preparer_parts import load_preparer_parts
-from duplane.worker.models.types import ConversationOptions, OptionError, Unit
+from duplane.worker.models.types import ConversationOptions, Opened, OptionError, Unit
 
 CAPACITY = 512
 VOICE = read_clip(GOLDEN / "audio" / "ref1.wav")
@@ -111,9 +112,10 @@ def test_it_prepares_the_same_as_the_models_own_without_the_files_of_weights(
 def test_what_it_prepares_runs_in_the_model(model: DuplexModel, whole: Path) -> None:
     preparer = Preparer(load_preparer_parts(whole), model.context_capacity)
     prepared = preparer.conversation(ConversationOptions(tts_voice=VOICE))
-    model.begin(0, prepared)
-    opened = model.feed_prompt(0, prepared.rows)
-    assert opened is not None
+    begun = model.begin(0, prepared)
+    assert begun.rows == prepared.rows
+    (opened,) = model.launch([Continue(0, Part.FEED, prepared.rows)])
+    assert isinstance(opened, Opened)
     assert opened.context_length == prepared.rows
     model.close(0)
     model.open_chat(0, preparer.chat(SPOKEN))

@@ -28,9 +28,8 @@ OPTIONS = ConversationOptions(
 )
 # How often a call of each stage may wait: for chosen ids, for speech tokens or for samples.
 ALLOWED = {
-    "encode_frames": 0,
+    "encode_tiles": 0,
     "encode_audio": 0,
-    "feed_units": 0,
     "choose": 1,
     "feed": 0,
     "speak": 1 + TOKENS_PER_UNIT // CHECK_STEPS,
@@ -46,8 +45,8 @@ def watched(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
     Each later call of a stage adds its name and its number of waits to this list.
     """
     owners: Sequence[tuple[Any, Sequence[str]]] = (
-        (model._pipeline.inputs, ("encode_frames", "encode_audio")),
-        (model.llm, ("feed_units", "feed")),
+        (model._pipeline.inputs, ("encode_tiles", "encode_audio")),
+        (model.llm, ("feed",)),
         (model.sampling, ("choose",)),
         (model.parts.talker, ("speak",)),
         (model.parts.vocoder, ("encode", "decode_mel")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import assert_never, cast
 
@@ -47,7 +48,7 @@ from duplane.worker.settings import WorkerSettings
 
 UNIT_S, INPUT_HERTZ, OUTPUT_HERTZ = 0.08, 24_000, 48_000
 UNIT_SAMPLES = round(UNIT_S * INPUT_HERTZ)
-PROMPT_ROWS, UNIT_ROWS = 1500, 2  # a prompt is longer than the rows of a round
+PROMPT_ROWS, UNIT_ROWS = 600, 2  # a prompt is longer than the rows of a launch
 _FACTOR = OUTPUT_HERTZ // INPUT_HERTZ
 _SHARE_UNITS = 16  # past units in one share of a rebuild
 _LEAST_AMPLITUDE = 1e-3  # of a loud unit
@@ -136,16 +137,16 @@ class EchoModel:
         )
         self._heard: dict[int, _Heard] = {}
 
-    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+    def advance(self, items: Sequence[Item]) -> Iterator[Result]:
         for item in items:
             match item:
                 case Open():
                     conversation = cast("EchoConversation", item.conversation)
                     heard = _Heard(conversation.rows, conversation.key)
                     self._heard[item.slot] = heard
-                    yield _feed_prompt(item.slot, heard, row_budget)
-                case Continue(part=Part.PROMPT):
-                    yield _feed_prompt(item.slot, self._heard[item.slot], row_budget)
+                    yield Unfinished(item.slot, Part.FEED, heard.prompt_rows)
+                case Continue(part=Part.FEED):
+                    yield _feed_prompt(item.slot, self._heard[item.slot], item.rows)
                 case RunUnit(unit):
                     yield self._run(unit, self._heard[unit.slot])
                 case Rebuild(slot, units):
@@ -195,15 +196,14 @@ class EchoModel:
         return slot not in self._heard
 
 
-def _feed_prompt(slot: int, heard: _Heard, row_budget: int) -> Opened | Unfinished:
-    """Feed at most `row_budget` rows of a prompt. Raises ValueError if this is no row."""
-    if row_budget < 1:
-        raise ValueError(f"slot {slot}: a call may feed {row_budget} rows")
-    fed = min(row_budget, heard.prompt_rows)
-    heard.rows += fed
-    heard.prompt_rows -= fed
+def _feed_prompt(slot: int, heard: _Heard, rows: int) -> Opened | Unfinished:
+    """Feed rows of a prompt. Raises ValueError if this is no row, or more than are left."""
+    if not 1 <= rows <= heard.prompt_rows:
+        raise ValueError(f"slot {slot}: cannot feed {rows} of {heard.prompt_rows} rows")
+    heard.rows += rows
+    heard.prompt_rows -= rows
     if heard.prompt_rows:
-        return Unfinished(slot, Part.PROMPT, heard.prompt_rows)
+        return Unfinished(slot, Part.FEED, heard.prompt_rows)
     return Opened(slot, heard.rows, ("llm_voice", "tts_voice"))
 
 
@@ -226,6 +226,9 @@ class EchoDevice:
 
     def load_preparer(self) -> Preparer:
         return EchoPreparer()
+
+    def lane(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def memory_used_bytes(self) -> int:
         return 0

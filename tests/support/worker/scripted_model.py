@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from PIL.Image import Image
 from support.time_limits import WITHIN_S
 
 from duplane.worker.models.chat import ChatOutput, ChatRequest
-from duplane.worker.models.interface import DeviceDescription, Model, Preparer
+from duplane.worker.models.interface import DeviceDescription, Model, Preparer, Result
 from duplane.worker.models.scripted import model as scripted_model
 from duplane.worker.models.scripted.model import (
     PROMPT_TOKENS,
@@ -110,6 +111,9 @@ class ScriptedModel(scripted_model.ScriptedModel):
         if self.device_error is not None:
             raise self.device_error
 
+    def lane(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def memory_used_bytes(self) -> int:
         self._is_warm = True  # the worker calls this after its warm-up
         return self.memory_bytes
@@ -197,7 +201,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
     def answer_chat(self, slot: int, request: ChatRequest) -> Iterator[ChatOutput | UnitFailure]:
         return self.on_chat(slot, request)
 
-    def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
+    def chat_step(self, slots: Sequence[int]) -> Iterator[Result]:
         self._check_thread()
         self._check(all(slot in self._chats for slot in slots), f"no chat in {slots}")
         self.chat_rounds.append(tuple(slots))

@@ -24,6 +24,7 @@ from device_hour.results import Results, State
 from device_hour.runner import run_group
 from device_hour.session import REHEARSAL_SLOTS, Options, Session
 from duplane.tools.bench import stages as parts
+from duplane.tools.bench.schedule.costs import read_costs
 from duplane.tools.bench.stages import StageCall
 from duplane.worker.models.interface import DeviceLostError
 from duplane.worker.models.scripted.model import ScriptedModel
@@ -73,6 +74,7 @@ def test_a_rehearsal_runs_every_stage_and_keeps_its_results(
     sizes = {(p["block"], p["bucket"]) for p in costs["points"] if p["ms"] > 0}
     for block in ("hear", "step", "choose", "talk", "voc", "vision"):
         assert {bucket for name, bucket in sizes if name == block} == {1, 2, 3}
+    assert read_costs(tmp_path / "costs.json").contention == costs["contention"]
     table = (tmp_path / "latency.md").read_text().splitlines()
     assert [line.split("|")[1].strip() for line in table[2:]] == ["1", str(REHEARSAL_SLOTS)]
 

@@ -210,8 +210,7 @@ def test_oldest_units_are_dropped_above_the_bound() -> None:
     assert kept.dropped_unit_count == 20
     assert "20 older units" in report(kept, Choice())
     for number in range(30):
-        batch = span(spans.WORKER_BATCH, number + 1, {"run": 1, "settle": 2})
-        kept.add(request(batch, span(spans.EDGE_SESSION, number + 1, {}, session__id=f"s{number}")))
-    assert len(kept.settle_ms) == len(kept.steps) == 10
+        kept.add(request(span(spans.EDGE_SESSION, number + 1, {}, session__id=f"s{number}")))
+    assert len(kept.steps) == 10
     kept.add(request(*(span(spans.EDGE_QUEUE, 1, {}, session__id="chat") for _ in range(100))))
     assert len(kept.steps_of("chat")) == 64

@@ -46,7 +46,7 @@ ANSWERED_S = 60.0
 
 @dataclass
 class Answer:
-    """A unit's answer: when it arrived, its seconds, and the seconds of its batch's stages."""
+    """A unit's answer: its seconds, the size of its batch, and the seconds of its stages."""
 
     is_listen: bool
     seconds: float
@@ -241,9 +241,8 @@ class _Crowd:
     def _count_event(self, slot: int, event: Event) -> None:
         match event:
             case AnsweredUnit(record, output):
-                size = record.batch.size if record.batch else 0
                 seconds = record.finished_s - record.queued_s
-                answer = Answer(output.is_listen, seconds, size, output.stage_s)
+                answer = Answer(output.is_listen, seconds, record.batch_size, output.stage_s)
                 self._figures.answers.append(answer)
                 self._figures.turns += output.end_of_turn
                 self._figures.interrupted += output.interrupted_turn

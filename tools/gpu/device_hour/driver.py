@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from PIL import Image
 
+from duplane.worker.engine.drive import drive
+from duplane.worker.engine.schedule import Limits
 from duplane.worker.models.chat import ChatOutput, ChatRequest
 from duplane.worker.models.interface import (
-    Continue,
     Item,
     Model,
     Open,
@@ -21,7 +22,6 @@ from duplane.worker.models.interface import (
     Result,
     RunUnit,
     StartChat,
-    Unfinished,
 )
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -32,11 +32,12 @@ from duplane.worker.models.types import (
     UnitOutput,
 )
 
-ROW_BUDGET = 1024
 UNIT_TOKENS = 8
 """The most ids of a unit. Seven of them are text, which is about a second of speech."""
 OPTIONS = ConversationOptions(force_listen_count=0, max_new_speak_tokens_per_chunk=UNIT_TOKENS)
 FRAME_SIDE = 448
+_LIMITS = Limits(pieces=Limits.many_pieces)
+"""Pictures of ordinary units are seen together, so that launches of all sizes are measured."""
 _WORD = "yes"
 _COUNTED_WORDS = 20
 
@@ -86,15 +87,10 @@ class Driver:
 
     def run(self, items: Sequence[Item]) -> Iterator[Result]:
         """Advance items until nothing of them is left. Raises RuntimeError for a failure."""
-        while items:
-            rest: list[Item] = []
-            for result in self.model.advance(items, ROW_BUDGET):
-                if isinstance(result, UnitFailure):
-                    raise RuntimeError(f"slot {result.slot}: {result.reason}: {result.message}")
-                if isinstance(result, Unfinished):
-                    rest.append(Continue(result.slot, result.part, result.rows))
-                yield result
-            items = rest
+        for result in drive(self.model, items, _LIMITS):
+            if isinstance(result, UnitFailure):
+                raise RuntimeError(f"slot {result.slot}: {result.reason}: {result.message}")
+            yield result
 
     def units(self, units: Iterable[Unit]) -> Batch:
         """Prepare units and run them together. Raises RuntimeError if one fails."""
@@ -118,15 +114,8 @@ class Driver:
     def chat(self, slot: int, request: ChatRequest) -> list[ChatOutput]:
         """Answer a chat in a clean slot; return its steps."""
         self._open.add(slot)
-        items: list[Item] = [StartChat(slot, self.preparer.chat(request, lambda: None))]
-        (started,) = (one for one in self.model.advance(items, ROW_BUDGET))
-        if not isinstance(started, Unfinished):
-            raise RuntimeError(f"the chat does not start: {started}")
-        step = Continue(slot, started.part, started.rows)
-        outputs: list[ChatOutput] = []
-        while not outputs or outputs[-1].finish is None:
-            outputs += [one for one in self.run([step]) if isinstance(one, ChatOutput)]
-        return outputs
+        item = StartChat(slot, self.preparer.chat(request, lambda: None))
+        return [one for one in self.run([item]) if isinstance(one, ChatOutput)]
 
     def listen(self, slots: Iterable[int]) -> Batch:
         """Run a unit of noise in each slot, in which the model must listen."""

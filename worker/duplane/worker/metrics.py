@@ -24,6 +24,8 @@ from duplane.fabric.monitoring.metrics import (
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.admission import Admission, SlotState
 from duplane.worker.engine.events import AnsweredUnit
+from duplane.worker.engine.schedule import Block
+from duplane.worker.engine.unit_record import LaunchRecord
 from duplane.worker.models.interface import ModelConstants
 from duplane.worker.models.types import SpeechOutcome, SpeechResult
 from duplane.worker.session.copies import Copies
@@ -71,6 +73,7 @@ CLAIM_REFUSALS = (
     *(Reason.WRONG_EPOCH, Reason.SLOT_OCCUPIED, Reason.KIND_NOT_SERVED, Reason.DRAINING),
     Reason.INVALID_FIELD,
 )
+BLOCKS = tuple(block.value for block in Block)
 _BATCH_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _FACTOR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 5.0)
 _STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, *UNIT_BUCKETS_S)
@@ -117,22 +120,36 @@ class WorkerMetrics:
         self._factors = histograms(
             registry,
             "duplane_real_time_factor",
-            "Time from the start of a unit's batch to its delta, divided by the time of its sound.",
+            "Time from a unit's first launch to its delta, divided by the time of its sound.",
             _FACTOR_BUCKETS,
         ).of()
         self._stages = histograms(
             registry,
             "duplane_stage_duration_seconds",
-            "Time of each stage of a unit's batch, and of the unit's waits before the batch.",
+            "Time of each stage of a unit, and of the unit's waits.",
             _STAGE_BUCKETS_S,
             stage=STAGES,
         )
         self._batches = histograms(
             registry,
             "duplane_batch_size",
-            "Size of the batch in which a unit, or a step of a chat, ran.",
+            "Slots in the launch that chose a unit's first id, or gave an output of a chat.",
             _BATCH_BUCKETS,
             work=("unit", "chat"),
+        )
+        self._launch_sizes = histograms(
+            registry,
+            "duplane_launch_size",
+            "Slots in one launch of a block of the model.",
+            _BATCH_BUCKETS,
+            block=BLOCKS,
+        )
+        self._launch_times = histograms(
+            registry,
+            "duplane_launch_duration_seconds",
+            "Time of one launch of a block of the model.",
+            _STAGE_BUCKETS_S,
+            block=BLOCKS,
         )
         self._tokens = counters(
             registry, "duplane_tokens_total", "Tokens of units and chats.", type=TOKEN_TYPES
@@ -197,7 +214,7 @@ class WorkerMetrics:
             self._late.inc()
         if delta.dropped_unit_count:
             self._units.of(ROLE, "dropped").inc(delta.dropped_unit_count)
-        self._batches.of("unit").observe(record.batch.size if record.batch else 1)
+        self._batches.of("unit").observe(record.batch_size)
         for stage, seconds in stages_s.items():
             if seconds and stage != "total":
                 self._stages.of(stage).observe(seconds)
@@ -208,6 +225,12 @@ class WorkerMetrics:
             self._factors.observe((total_s - (record.started_s - record.received_s)) / seconds)
         if output.audio.size:
             self._audio.of("output").inc(output.audio.size / self._model.output_hertz)
+
+    def launches(self, launches: Iterable[LaunchRecord]) -> None:
+        """Count launches of the device."""
+        for launch in launches:
+            self._launch_sizes.of(launch.block).observe(launch.size)
+            self._launch_times.of(launch.block).observe(launch.seconds)
 
     def speech_ended(self, results: Iterable[SpeechResult]) -> None:
         """Count requests to speak that have ended."""

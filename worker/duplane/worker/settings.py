@@ -179,10 +179,9 @@ class WorkerSettings:
     threads: NonNegativeInt = 0
     """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
     and the size of the model."""
-    rows_per_round: PositiveInt = 1024
-    """Maximum number of rows (embeddings) of units with pictures in one round of the device, and of
-    the prompt of a new conversation. A unit or a prompt with more rows takes several rounds. Units
-    without pictures always run in the next round."""
+    two_lanes: bool = False
+    """Run two launches on the device at the same time: the model speaks in some conversations while
+    it hears and thinks in others. This has not run on a GPU yet."""
     turn_row_limit: Annotated[int, Ge(128), Parameter("--turn-rows")] = 2048
     """Maximum number of rows (embeddings) that the talker keeps of one turn; a second of speech has
     about 35 rows. In a longer turn the talker drops its older rows."""

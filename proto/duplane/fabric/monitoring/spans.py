@@ -50,7 +50,6 @@ WORKER_SESSION = "worker.session"
 WORKER_OPEN = "worker.open"  # from `open` to `opened`
 WORKER_CLEANUP = "worker.cleanup"  # from the end of the session until its slot is free
 WORKER_UNIT = "worker.unit"
-WORKER_BATCH = "worker.batch"  # a batch of units, whose spans link to this span
 WORKER_CHAT = "worker.chat"
 WORKER_CHAT_PREPARE = "worker.chat.prepare"  # work before the device: checks, videos, layout
 WORKER_CHAT_PREFILL = "worker.chat.prefill"
@@ -69,14 +68,14 @@ EDGE_STAGES = (READ, PARSE, QUEUE, SEND, WORKER, RENDER, WRITE)
 # to the write to the next worker.
 MOVE = "move"
 
-# Stages of `worker.unit`, in their order. From vision to vocoder, a stage has the time of the whole
-# batch.
+# Stages of `worker.unit`. All waits come first, then the times of the model; in the worker they
+# alternate. From vision to vocoder, a stage has the whole time of the launches for several units.
 PREPARE = "prepare"  # check of the unit and decoding of its pictures
 INBOX = "inbox"  # wait for earlier units of the conversation
 SETTLE = "settle"  # wait for the settle of the conversation's previous unit
-DEVICE = "device"  # wait while the device runs other conversations
+DEVICE = "device"  # wait while the device runs other work, also between launches of the unit
 MODEL_STAGES = ("vision", "audio", "prefill", "decode", "talker", "vocoder")
-RUN = "run"  # the rest of the batch's time, for which the model reports no stage
+RUN = "run"  # the rest of the launches' time, for which the model reports no stage
 DELIVER = "deliver"  # from the device thread to the stream
 WORKER_STAGES = (PREPARE, INBOX, SETTLE, DEVICE, *MODEL_STAGES, RUN, DELIVER)
 

@@ -12,6 +12,7 @@ from support.model.past_units import RanUnit, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.interface import Continue, Part, Ready
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
@@ -97,7 +98,7 @@ def test_the_end_of_a_turn_computes_no_prompt_and_the_next_turn_sounds_the_same(
         assert not evictions.prompts
         for slot in waiting:
             evictions.evict()
-            model.start_turn(slot)
+            assert list(model.launch([Continue(slot, Part.VOICE, 1)])) == [Ready(slot)]
             assert len(evictions.prompts) == 1
             assert not model.awaits_voice(slot)
     assert waits[INTERRUPTED], "no turn was interrupted"

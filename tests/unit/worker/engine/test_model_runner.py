@@ -1,7 +1,8 @@
-"""The model runner without its thread: its rounds, and its handling of failures of the model."""
+"""The model runner without its thread: its launches, and its handling of failures of the model."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -15,12 +16,19 @@ from support.worker.scripted_model import (
     answer_loud,
 )
 
-from duplane.worker.engine.events import AnsweredUnit, Event, FailedUnit, Lost, RebuildRefused
+from duplane.worker.engine.events import (
+    AnsweredUnit,
+    ChatStep,
+    Event,
+    FailedUnit,
+    Lost,
+    RebuildRefused,
+)
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.round import choose
+from duplane.worker.engine.schedule import Limits, next_single
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.chat import ChatAudio, ChatImage, ChatOutput, ChatRequest
 from duplane.worker.models.interface import (
     Continue,
@@ -28,10 +36,9 @@ from duplane.worker.models.interface import (
     Item,
     Open,
     Part,
+    Ready,
     Result,
     StartChat,
-    Unfinished,
-    VoiceReady,
 )
 from duplane.worker.models.minicpm_o.vision.pixels import decode_image
 from duplane.worker.models.types import (
@@ -45,27 +52,24 @@ from duplane.worker.models.types import (
     UnitOutput,
 )
 
-ROWS = 100
-
 
 class Log:
-    """A runner of a scripted model in rounds, and all events that it has posted."""
+    """A runner of a scripted model, and all events that it has posted."""
 
     def __init__(self, *slots: int, model: ScriptedModel | None = None) -> None:
         self.model = model or ScriptedModel(slot_count=4)
         self.events: list[tuple[int, Event]] = []
-        self.batches: list[BatchRecord] = []
         self.channels: dict[int, SlotChannel] = {}
         self.runner = ModelRunner(
             self.model,
             100,
             self.channels,
             lambda channel, event: self.events.append((channel.slot, event)),
-            on_batch=self.batches.append,
+            threading.Condition(),
         )
         for slot in slots:
             self.open(slot)
-            self.round()
+            self.run()
         assert [type(event) for _, event in self.events] == [Opened] * len(slots)
         self.events.clear()
 
@@ -74,24 +78,33 @@ class Log:
 
     def open(self, slot: int) -> None:
         channel = self.attach(slot)
-        channel.next = Open(slot, ScriptedConversation(ConversationOptions()))
-        channel.since = len(self.channels)
+        channel.begin(
+            Open(slot, ScriptedConversation(ConversationOptions())), 0, len(self.channels)
+        )
 
     def chat(self, slot: int) -> None:
         channel = self.attach(slot)
-        channel.next = StartChat(slot, ScriptedChat(ChatRequest(()), 1))
-        channel.credit = 1
+        channel.begin(StartChat(slot, ScriptedChat(ChatRequest(()), 1)), 1, len(self.channels))
 
-    def round(self) -> None:
-        for launch in choose(self.channels.values(), ROWS).launches:
+    def run(self) -> None:
+        """Run all launches until no slot has work."""
+        while True:
+            waiting = [work for channel in self.channels.values() if (work := channel.work())]
+            launch = next_single(waiting, Limits(), 0.0, is_shared=False, has_seen=False)
+            if launch is None:
+                return
+            for item in launch.items:
+                self.channels[item.slot].run(item)
             self.runner.advance(launch)
+            for item in launch.items:
+                self.channels[item.slot].end_run(0.0, 0.0)
 
     def run_units(self, units: Sequence[Unit]) -> set[int]:
-        """Run a round with these units. Return the slots that then take no more units."""
+        """Run these units. Return the slots that then take no more units."""
         before = {slot for slot, channel in self.channels.items() if channel.is_ready}
         for unit in units:
             self.channels[unit.slot].inbox.put(UnitRecord(unit))
-        self.round()
+        self.run()
         return {slot for slot in before if not self.channels[slot].is_ready}
 
     def close(self, slot: int) -> bool:
@@ -100,6 +113,10 @@ class Log:
 
     def kinds(self) -> list[tuple[int, type]]:
         return [(slot, type(event)) for slot, event in self.events]
+
+
+def runner_of(model: ScriptedModel) -> ModelRunner:
+    return ModelRunner(model, 100, {}, lambda channel, event: None, threading.Condition())
 
 
 def taken(slot: int, value: float = 0.0) -> Unit:
@@ -126,7 +143,7 @@ async def test_a_device_that_plans_batches_runs_each_size_before_it_serves() -> 
         return answer_loud(unit, length)
 
     model.answer = answer
-    ModelRunner(model, 100, {}, lambda channel, event: None)
+    runner_of(model)
     sizes = (1, 1, 2, 4, 6)  # the first conversation, then each size
     assert model.rounds == [tuple(range(size)) for size in sizes for _ in range(3)]
     assert spoken == [slot for size in sizes[1:] for slot in range(size)]
@@ -140,7 +157,7 @@ async def test_a_model_without_a_voice_is_tried_in_words() -> None:
 
     model = ScriptedModel()
     model.on_prepare = refuse
-    ModelRunner(model, 100, {}, lambda channel, event: None)
+    runner_of(model)
     assert not model.chats[0].options.generate_audio
     assert model.is_clean(0)
 
@@ -148,7 +165,7 @@ async def test_a_model_without_a_voice_is_tried_in_words() -> None:
 async def test_a_model_that_does_not_chat_is_not_asked_to() -> None:
     model = ScriptedModel()
     model.constants = replace(model.constants, has_chat=False)
-    ModelRunner(model, 100, {}, lambda channel, event: None)
+    runner_of(model)
     assert model.chats == {}
 
 
@@ -159,7 +176,7 @@ async def test_a_model_that_fails_on_a_chat_never_gets_ready() -> None:
     model = ScriptedModel()
     model.on_chat = fail
     with pytest.raises(RuntimeError, match="fails on a chat"):
-        ModelRunner(model, 100, {}, lambda channel, event: None)
+        runner_of(model)
 
 
 async def test_outputs_are_posted_as_they_come_and_all_is_settled() -> None:
@@ -167,8 +184,7 @@ async def test_outputs_are_posted_as_they_come_and_all_is_settled() -> None:
     assert log.run_units([taken(0), taken(2, 0.5)]) == set()
     assert log.kinds() == [(0, AnsweredUnit), (2, AnsweredUnit)]
     records = [event.record for _, event in log.events if isinstance(event, AnsweredUnit)]
-    assert [record.batch for record in records] == log.batches * 2
-    assert log.batches[0].size == 2
+    assert [record.batch_size for record in records] == [2, 2]
     assert log.run_units([taken(0), taken(2)]) == set()
     assert log.model.violations == []
 
@@ -198,9 +214,9 @@ async def test_a_unit_that_is_left_without_an_answer_loses_the_round() -> None:
     assert log.run_units([taken(0), taken(1)]) == {0, 1}
 
 
-async def test_a_unit_that_has_only_a_voice_as_its_result_is_lost() -> None:
+async def test_a_unit_that_is_only_ready_is_lost() -> None:
     log = Log(0)
-    log.model.advance = lambda items, row_budget: iter([Unfinished(0, Part.VOICE, 1)])
+    log.model.advance = lambda items: iter([Ready(0)])
     assert log.run_units([taken(0)]) == {0}
     assert log.kinds() == [(0, Lost)]
 
@@ -210,7 +226,7 @@ async def test_a_result_of_a_slot_without_an_item_reaches_no_other_session(
 ) -> None:
     log = Log(0, 1, 2)
 
-    def advance(items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+    def advance(items: Sequence[Item]) -> Iterator[Result]:
         yield UnitFailure(2, "NOT_FINITE", "no", is_fatal=True)
 
     log.model.advance = advance
@@ -219,43 +235,65 @@ async def test_a_result_of_a_slot_without_an_item_reaches_no_other_session(
     assert "slot 2 has a result, UnitFailure, but no item" in caplog.text
 
 
-@pytest.mark.parametrize("work", ["open", "prompt", "start_chat", "voice", "rebuild"])
+@pytest.mark.parametrize("work", ["open", "prompt", "start_chat", "chat", "voice", "rebuild"])
 async def test_work_without_a_result_is_lost(work: str, caplog: pytest.LogCaptureFixture) -> None:
     log = Log(0)
     match work:
         case "open":
             log.open(0)
         case "prompt":
-            log.channels[0].next = Continue(0, Part.PROMPT, 5)
+            log.channels[0].next = Continue(0, Part.FEED, 5)
         case "start_chat":
             log.chat(0)
+        case "chat":
+            log.chat(0)
+            log.channels[0].next = Continue(0, Part.DECODE, 1)
         case "voice":
             log.channels[0].next = Continue(0, Part.VOICE, 5)
         case _:
             log.channels[0].past_units = []
-    log.model.advance = lambda items, row_budget: iter(())
-    log.round()
+    log.model.advance = lambda items: iter(())
+    log.run()
     assert log.kinds() == [(0, Lost)]
-    assert "slots [0] have no result" in caplog.text
-    log.round()
+    assert "slots [0] have neither an outcome nor work left" in caplog.text
+    log.run()
     assert log.kinds() == [(0, Lost)], "the work is not repeated"
 
 
-async def test_a_chat_may_have_a_step_without_a_result() -> None:
+async def test_a_chat_that_neither_ends_nor_continues_is_lost() -> None:
     log = Log()
     log.chat(0)
-    log.channels[0].next = Continue(0, Part.CHAT, 5)
-    log.model.advance = lambda items, row_budget: iter(())
-    log.round()
-    assert log.kinds() == []
-    assert log.channels[0].next is not None
+    log.model.chat_step = lambda slots: iter([ChatOutput(0, 1)])
+    log.run()
+    assert log.kinds() == [(0, ChatStep), (0, Lost)]
+
+
+async def test_an_output_without_a_unit_is_lost() -> None:
+    log = Log(0)
+    log.channels[0].next = Continue(0, Part.SETTLE, 1)
+    log.model.advance = lambda items: iter([answer_loud(taken(0), 1)])
+    log.run()
+    assert log.kinds() == [(0, Lost)]
+
+
+async def test_a_session_that_ends_amid_its_work_is_not_lost() -> None:
+    log = Log()
+    log.open(0)
+
+    def end(slot: int, options: ConversationOptions) -> None:
+        log.channels[0].is_muted = True
+
+    log.model.on_open = end
+    log.run()
+    assert log.kinds() == [(0, Opened)]
+    assert not log.channels[0].is_ready
 
 
 async def test_a_rebuild_that_takes_no_unit_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     log = Log(0)
     log.channels[0].past_units = [PastUnit(taken(0), (), b"", 0)]
     log.model.rebuild = lambda slot, units: Rebuilt(slot, 0, 7, is_complete=False)
-    log.round()
+    log.run()
     assert log.kinds() == [(0, Lost)]
     assert "has rebuilt 0 of 1 past units" in caplog.text
 
@@ -263,15 +301,15 @@ async def test_a_rebuild_that_takes_no_unit_is_lost(caplog: pytest.LogCaptureFix
 async def test_the_log_of_a_failure_names_the_work(caplog: pytest.LogCaptureFixture) -> None:
     log = Log(0)
     log.channels[0].past_units = [PastUnit(taken(0), (), b"", 0)]
-    log.round()
+    log.run()
     assert "slot 0: Rebuild failed: REBUILD_REFUSED, past unit 0 has no ids" in caplog.text
 
-    def fail(items: Sequence[Item], row_budget: int) -> Iterator[Result]:
+    def fail(items: Sequence[Item]) -> Iterator[Result]:
         raise RuntimeError("no")
 
     log.model.advance = fail
     log.channels[0].next = Continue(0, Part.VOICE, 1)
-    log.round()
+    log.run()
     assert "a call failed: Continue voice of slot 0" in caplog.text
 
 
@@ -315,103 +353,13 @@ async def test_an_open_that_raises_is_reported() -> None:
 
     log.model.on_open = fail
     log.open(1)
-    log.round()
+    log.run()
     assert log.kinds() == [(1, Lost)]
     log.model.on_open = lambda slot, options: None
     assert log.close(1)
     log.open(1)
-    log.round()
+    log.run()
     assert log.kinds()[-1] == (1, Opened)
-
-
-class SlowModel(ScriptedModel):
-    """A model whose prompts need several calls, and whose conversations in `awaited` need a voice.
-
-    `fed` and `started` have the slots in the order of the calls.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(slot_count=4)
-        self.left: dict[int, int] = {}  # rows of prompts
-        self.fed: list[int] = []
-        self.awaited: set[int] = set()
-        self.started: list[int] = []
-        self.is_broken = False
-
-    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
-        (item, *others) = items
-        match item:
-            case Continue(part=Part.PROMPT) if self.is_broken:
-                raise RuntimeError("no")
-            case Open() | Continue(part=Part.PROMPT) if item.slot in self.left:
-                self.fed += [item.slot] if row_budget else []
-                self.left[item.slot] -= row_budget
-                left = self.left[item.slot]
-                yield Unfinished(item.slot, Part.PROMPT, left) if left > 0 else Opened(item.slot, 1)
-            case Continue(part=Part.VOICE) if self.is_broken:
-                raise RuntimeError("no")
-            case Continue(part=Part.VOICE):
-                self.started.append(item.slot)
-                self.awaited.discard(item.slot)
-                yield VoiceReady(item.slot)
-            case _:
-                yield from super().advance([item, *others], row_budget)
-                for unit in (item, *others):
-                    if unit.slot in self.awaited:
-                        yield Unfinished(unit.slot, Part.VOICE, 1)
-
-
-async def test_a_prompt_is_fed_in_parts_oldest_first() -> None:
-    model = SlowModel()
-    log = Log(model=model)
-    model.left = {0: 2 * ROWS + 1, 1: 1, 2: 1}
-    for slot in range(3):
-        log.open(slot)
-    log.round()
-    assert log.close(1)
-    for _ in range(4):
-        log.round()
-    assert model.fed == [0, 0, 0, 2]
-    assert log.kinds() == [(0, Opened), (2, Opened)]
-    assert all(channel.next is None for channel in log.channels.values())
-
-
-async def test_a_prompt_that_fails_loses_its_conversation() -> None:
-    model = SlowModel()
-    log = Log(model=model)
-    model.left = {0: 2 * ROWS}
-    log.open(0)
-    log.round()
-    model.is_broken = True
-    log.round()
-    assert log.kinds() == [(0, Lost)]
-    log.round()
-    assert log.kinds() == [(0, Lost)]
-    assert log.close(0)
-
-
-async def test_the_voice_that_was_awaited_first_is_computed_first() -> None:
-    model = SlowModel()
-    log = Log(0, 1, 2, 3, model=model)
-    model.awaited = {1, 2, 3}
-    log.run_units([taken(2), taken(0), taken(1), taken(3)])
-    assert model.started == [1], "the first voice is computed in the round of its turn"
-    model.awaited.add(0)
-    log.run_units([taken(0), taken(3)])
-    assert [slot for slot, _ in log.events] == [0, 1, 2, 3, 0], "slot 3 waits for its voice"
-    assert model.started == [1, 2]
-    assert log.close(3)
-    log.round()
-    log.round()
-    assert model.started == [1, 2, 0]
-
-
-async def test_a_voice_that_cannot_be_computed_loses_its_conversation() -> None:
-    model = SlowModel()
-    log = Log(0, model=model)
-    model.awaited, model.is_broken = {0}, True
-    assert log.run_units([taken(0)]) == {0}
-    assert log.kinds() == [(0, AnsweredUnit), (0, Lost)]
 
 
 async def test_a_rebuild_that_is_refused_loses_its_conversation() -> None:
@@ -455,7 +403,7 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
     log = Log(0)
     log.chat(2)
     log.channels[2].credit = 0
-    log.round()
+    log.run()
 
     def fail(*_: object) -> NoReturn:
         break_device(log)
@@ -479,7 +427,7 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
                 log.close(0)
             return
     with pytest.raises(DeviceLostError):
-        log.round()
+        log.run()
 
 
 async def test_a_cleanup_that_loses_the_device_ends_the_thread(
@@ -525,7 +473,7 @@ async def test_a_model_that_sees_is_warmed_up_with_a_picture_it_can_show() -> No
     for sees_frames in (True, False):
         model = Watched()
         model.constants = replace(model.constants, accepts_pictures=sees_frames)
-        ModelRunner(model, 100, {}, lambda channel, event: None)
+        runner_of(model)
     with_frames, without = shown[:3], shown[3:]
     pictures = [frame for unit in with_frames for frame in unit.frames if isinstance(frame, bytes)]
     assert [decode_image(picture).size for picture in pictures] == [(1, 1)] * 3

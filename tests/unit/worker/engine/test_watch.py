@@ -17,9 +17,7 @@ STUCK_S, HUNG_S = 0.04, 120.0
 
 def watched(monkeypatch: pytest.MonkeyPatch, times_s: list[float]) -> DeviceThread:
     """Return an engine that ends when the clock has shown all of `times_s`."""
-    thread = DeviceThread(
-        ScriptedModel(), memory_tolerance_bytes=1, inbox_unit_count=1, rows_per_round=1
-    )
+    thread = DeviceThread(ScriptedModel(), memory_tolerance_bytes=1, inbox_unit_count=1)
     thread.ended = asyncio.get_running_loop().create_future()
     times = iter(times_s)
 

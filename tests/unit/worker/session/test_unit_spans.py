@@ -17,6 +17,7 @@ def unit(**times: float | tuple[float, float]) -> UnitRecord:
         "queued_s": 10.5,
         "started_s": 13.0,
         "finished_s": 15.0,
+        "busy_s": 2.0,
     }
     made = UnitRecord(Unit(0, np.zeros(0, np.float32)))
     for name, value in (common | times).items():
@@ -57,3 +58,9 @@ def test_stages_of_the_model_never_exceed_its_time(
 ) -> None:
     found = unit_stages(unit(), stage_s, 15.5)
     assert found == [("prepare", 10.0), ("device", 10.5), *stages, ("deliver", 15.0)]
+
+
+def test_waits_between_launches_count_as_waits_for_the_device() -> None:
+    found = unit_stages(unit(busy_s=0.75), {"audio": 0.25, "decode": 0.25}, 15.5)
+    stages = [("device", 10.5), ("audio", 14.25), ("decode", 14.5), ("run", 14.75)]
+    assert found == [("prepare", 10.0), *stages, ("deliver", 15.0)]

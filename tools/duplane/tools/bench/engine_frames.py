@@ -13,7 +13,7 @@ from duplane.tools.bench.report import show
 from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.engine.frames import Frames
 from duplane.worker.engine.messages import Call, Posted
-from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.types import FloatArray, Unit, UnitOutput
 
 _STAGES = ("audio", "prefill", "decode", "talker", "flow", "hift", "settle")
@@ -72,7 +72,7 @@ def _answer(audio: FloatArray, *, is_listen: bool) -> Posted:
         stage_s=dict.fromkeys(_STAGES, 0.01),
         state=bytes(64),
     )
-    return Posted(0, AnsweredUnit(UnitRecord(_unit(0), batch=BatchRecord(1, 0.0)), output))
+    return Posted(0, AnsweredUnit(UnitRecord(_unit(0), batch_size=1), output))
 
 
 def bench_engine_frames(best_us: Callable[[Callable[[], object]], float]) -> None:

@@ -39,7 +39,7 @@ Call = Callable[..., Any]
 class StageCall(NamedTuple):
     """One call of a method of a stage. Its `seconds` include those of the stages that it calls.
 
-    `size` is the number of rows for the LLM's passes, else of conversations, chunks or pictures.
+    `size` is the number of rows for the LLM's passes, else of conversations, chunks or tiles.
     """
 
     stage: Stage
@@ -75,7 +75,7 @@ class StageWatch:
         self._stand_around(parts.llm, "append", lambda *_: Stage.SETTLE)
         self._stand_around(model.sampling, "choose", lambda *_: Stage.DECODE, is_call=False)
         if parts.vision is not None:
-            self._stand_around(parts.vision, "encode", lambda *_: Stage.VISION)
+            self._stand_around(parts.vision, "encode_all", lambda *_: Stage.VISION)
         if parts.talker is not None:
             self._stand_around(parts.talker, "speak", lambda *_: Stage.TALKER)
         if parts.vocoder is not None:

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from duplane.tools.golden_replay.audio import read_audio, read_clip
 from duplane.tools.golden_replay.check import Check, Verdict, compare, same, same_texts, skipped
@@ -29,8 +30,10 @@ from duplane.worker.models.chat import (
     ChatRole,
     Finish,
 )
-from duplane.worker.models.minicpm_o.chat.chats import CHUNK_IDS
+from duplane.worker.models.interface import Part
+from duplane.worker.models.minicpm_o.chat.prompt import ChatPrompt
 from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
+from duplane.worker.models.minicpm_o.chat.state import CHUNK_IDS
 from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.voice import Voices
@@ -101,7 +104,7 @@ def _chat(
         yield same(f"{name} {kind}", [[list(bound) for bound in bounds]], trace[kind])
     yield same(f"{name} kv_after_prefill", length, trace["kv_after_prefill"])
     with torch.inference_mode():
-        rows = PromptRows(model.parts, prompt).take(length)
+        rows = prompt_embeddings(model.parts, prompt)[:length]
     for key, stride in _STRIDES.items():
         if key in arrays:
             yield compare(f"{name} {key}", rows[:, ::stride], arrays[key], TOLERANCE)
@@ -111,6 +114,20 @@ def _chat(
     yield same(f"{name} kv_after_generate", seen.context_length, trace["kv_after_generate"])
     model.close(SLOT)
     yield same(f"{name} slot left clean", model.is_clean(SLOT), True)
+
+
+def prompt_embeddings(parts: ModelParts, prompt: ChatPrompt) -> Tensor:
+    """Return the embeddings [rows, hidden] of a prompt."""
+    rows = PromptRows(parts, prompt)
+    taken: list[Tensor] = []
+    while not rows.is_fed:
+        if rows.part is Part.HEAR:
+            rows.hear()
+        elif rows.part is Part.SEE and parts.vision is not None:
+            rows.seen.add(parts.vision.encode_all(rows.seen.next(rows.left)))
+        else:
+            taken.append(rows.take(rows.left))
+    return torch.cat(taken)
 
 
 def _half_duplex(

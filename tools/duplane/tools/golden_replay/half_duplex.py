@@ -52,7 +52,7 @@ class TextWindow:
 
 
 class HalfDuplex:
-    """One half-duplex conversation in a slot. `Chats.step` runs its answers, `close` ends it."""
+    """One half-duplex conversation in a slot. `DuplexModel.chat_step` answers, `close` ends it."""
 
     def __init__(
         self,

@@ -53,7 +53,6 @@ class Half(NamedTuple):
     stages: tuple[tuple[str, int], ...]
     attributes: Mapping[str, Any]
     counts: Mapping[str, Mapping[str, Any]]  # numbers of tokens, by stage
-    batch_id: bytes
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ class Unit:
 
     @property
     def batch_size(self) -> int:
-        """The number of units in the batch; 0 if unknown."""
+        """The number of slots in the launch that chose the first id; 0 if unknown."""
         return int(self._attribute(spans.BATCH_SIZE, 0))
 
     @property
@@ -214,11 +213,10 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Collected:
-    """The newest `limit` units, their batches and their sessions. The oldest are dropped."""
+    """The newest `limit` units and sessions. The oldest are dropped."""
 
     limit: int
     units: OrderedDict[bytes, Unit] = field(default_factory=OrderedDict[bytes, Unit])
-    settle_ms: OrderedDict[bytes, float] = field(default_factory=OrderedDict[bytes, float])
     steps: OrderedDict[str, deque[Step]] = field(default_factory=OrderedDict[str, deque[Step]])
     span_count: int = 0
     dropped_unit_count: int = 0
@@ -239,12 +237,6 @@ class Collected:
             elif unit.worker is None or span.start_time_unix_nano >= unit.worker.begin_ns:
                 unit.worker = _half(span)  # of two workers that had the unit, the later one
             self.dropped_unit_count += _shorten(self.units, self.limit)
-        elif span.name == spans.WORKER_BATCH:
-            settle = (event for event in span.events if event.name == spans.SETTLE)
-            for event in settle:
-                lasted_ns = span.end_time_unix_nano - event.time_unix_nano
-                self.settle_ms[span.span_id] = lasted_ns / 1e6
-            _shorten(self.settle_ms, self.limit)
         elif span.name in _STEPS:
             attributes = _attributes(span.attributes)
             times = span.start_time_unix_nano, span.end_time_unix_nano
@@ -266,10 +258,6 @@ class Collected:
         """Return the spans of a session, in the order of their begin times."""
         return sorted(self.steps.get(session_id, ()), key=lambda step: step.begin_ns)
 
-    def settle_after_ms(self, unit: Unit) -> float:
-        """Return the duration of settle for a unit's batch, in milliseconds; 0 if it is unknown."""
-        return self.settle_ms.get(unit.worker.batch_id, 0.0) if unit.worker else 0.0
-
 
 def _shorten(entries: OrderedDict[Any, Any], limit: int) -> int:
     """Drop the oldest entry if there are too many; return how many were dropped."""
@@ -286,7 +274,6 @@ def _half(span: Span) -> Half:
         tuple((event.name, event.time_unix_nano) for event in span.events),
         _attributes(span.attributes),
         {event.name: _attributes(event.attributes) for event in span.events if event.attributes},
-        span.links[1].span_id if len(span.links) > 1 else b"",
     )
 
 

@@ -43,7 +43,7 @@ def report(collected: Collected, choice: Choice) -> str:
             parts.append(session_steps(collected, choice.session))
         parts += [stage_table(units), slowest_table(slowest, usual)]
         slowest = slowest[:1]
-    parts += [waterfall(unit, usual, collected.settle_after_ms(unit)) for unit in slowest]
+    parts += [waterfall(unit, usual) for unit in slowest]
     if collected.dropped_unit_count:
         parts.append(f"{collected.dropped_unit_count} older units are no longer kept\n")
     return "".join(parts)
@@ -77,7 +77,7 @@ def slowest_table(units: Sequence[Unit], usual: Usual) -> str:
     return "".join((*lines, "\n"))
 
 
-def waterfall(unit: Unit, usual: Usual, settle_ms: float = 0.0) -> str:
+def waterfall(unit: Unit, usual: Usual) -> str:
     """Return the stages of a unit as a chart of bars, one per line."""
     facts = [
         f"unit {_number(unit)} of {unit.session_id or 'an unnamed session'}",
@@ -97,8 +97,6 @@ def waterfall(unit: Unit, usual: Usual, settle_ms: float = 0.0) -> str:
         times = f"{begin_ms:9.2f} {stage.lasted_ms:9.2f} ms"
         lines.append(f"{name:<16} {times}  |{bar}|{_counts(unit, stage)}")
     lines += ["", verdict(unit, usual)]
-    if settle_ms >= 0.01:
-        lines.append(f"after the delta, its batch was settled in {settle_ms:.1f} ms")
     return "\n".join((*lines, "", ""))
 
 

@@ -1,27 +1,38 @@
-"""The one thread that may use the device, and the queues between it and the event loop.
+"""The threads that may use the device, and the queues between them and the event loop.
 
-The event loop queues work: conversations and chats to open, units, past units, slots to close. The
-device thread does this work in rounds and posts events back. `round` chooses the work of a round,
-and `model_runner` calls the model.
+The event loop queues work: conversations and chats to open, units, past units, slots to close. Each
+thread is one lane of the device: it does this work launch by launch, and posts events back.
+`schedule` chooses the launches, and `model_runner` calls the model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
 from duplane.worker.engine.events import DroppedUnit, Event
 from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.round import choose
+from duplane.worker.engine.schedule import (
+    Block,
+    Launch,
+    Limits,
+    Work,
+    next_due_s,
+    next_llm,
+    next_single,
+    next_speech,
+)
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.engine.unit_record import BatchRecord
+from duplane.worker.engine.unit_record import LaunchRecord
 from duplane.worker.models.interface import Device, Open, StartChat
 from duplane.worker.models.types import PastUnit
 from duplane.worker.settings import WorkerSettings
@@ -29,8 +40,27 @@ from duplane.worker.settings import WorkerSettings
 _log = logging.getLogger(__name__)
 
 
+_LIMITS = Limits()
+_RECORDS = 64  # of launches in one report
+
+
+class _Lane(Enum):
+    """The launches that one thread runs. Only the first thread closes slots."""
+
+    ALL = "all"
+    LLM = "llm"
+    SPEECH = "speech"
+
+
+_Closing = tuple[SlotChannel, asyncio.Future[bool]]
+
+
 class DeviceThread(Engine[SlotChannel]):
-    """The device thread and its interface."""
+    """The device thread, with a second one if the device has two lanes, and their interface.
+
+    A slot is in at most one launch. What needs both lanes (an opening, a share of a rebuild, the
+    cleanup of a slot) runs on the first thread while the second one is between two launches.
+    """
 
     def __init__(
         self,
@@ -38,20 +68,24 @@ class DeviceThread(Engine[SlotChannel]):
         *,
         memory_tolerance_bytes: int,
         inbox_unit_count: int,
-        rows_per_round: int,
+        lane_count: int = 1,
     ) -> None:
         """Bound each inbox by `inbox_unit_count` units, or seconds if units are shorter."""
         super().__init__()
         self._device = device
         self._memory_tolerance_bytes = memory_tolerance_bytes
         self._inbox_unit_count = inbox_unit_count
-        self._rows_per_round = rows_per_round
+        self._has_two_lanes = lane_count == 2
         self._lock = threading.Condition()
         self._channels: dict[int, SlotChannel] = {}
         # Channels to close, and the futures that get whether their slots are clean.
-        self._closing: deque[tuple[SlotChannel, asyncio.Future[bool]]] = deque()
-        self._numbers = itertools.count(1)  # for `SlotChannel.since`
+        self._closing: deque[_Closing] = deque()
+        self._calls: dict[_Lane, float] = {}  # when the calls that run began
+        self._is_reserved = False  # the first thread waits for both lanes, or uses both
+        self._has_seen = False  # the last launch of the first thread was SEE
+        self._records: list[LaunchRecord] = []  # that are not reported yet
         self._is_stopping = False
+        self._failure: Exception | None = None
         self._has_loaded = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
@@ -62,7 +96,7 @@ class DeviceThread(Engine[SlotChannel]):
             device,
             memory_tolerance_bytes=settings.memory_tolerance_bytes,
             inbox_unit_count=settings.limits.inbox_unit_count,
-            rows_per_round=settings.rows_per_round,
+            lane_count=1 + settings.two_lanes,
         )
 
     async def _load(self) -> None:
@@ -73,7 +107,7 @@ class DeviceThread(Engine[SlotChannel]):
     async def _stop(self) -> None:
         with self._lock:
             self._is_stopping = True
-            self._lock.notify()
+            self._lock.notify_all()
         if self._is_hung or not self._has_loaded:
             return  # a load or a hung call cannot be interrupted; it ends with the process
         done, _ = await asyncio.wait({self.ended}, timeout=JOIN_TIMEOUT_S)
@@ -93,30 +127,25 @@ class DeviceThread(Engine[SlotChannel]):
 
     def begin(self, channel: SlotChannel, item: Open | StartChat, credit: int = 0) -> None:
         with self._lock:
-            channel.credit = credit
-            channel.next = item
-            channel.since = next(self._numbers)
-            self._lock.notify()
+            channel.begin(item, credit, time.monotonic())
+            self._lock.notify_all()
 
     def return_credit(self, channel: SlotChannel) -> None:
         with self._lock:
             channel.credit += 1
-            self._lock.notify()
+            self._lock.notify_all()
 
     def rebuild(
         self, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool = False
     ) -> None:
         with self._lock:
-            if channel.rebuild_since is None:
-                channel.rebuild_since = next(self._numbers)
-            channel.past_units = list(units)
-            channel.has_more_past = has_more
-            self._lock.notify()
+            channel.rebuild(units, time.monotonic(), has_more=has_more)
+            self._lock.notify_all()
 
     def _put(self, channel: SlotChannel, entry: Entry) -> None:
         with self._lock:
             dropped = channel.inbox.put(entry)
-            self._lock.notify()
+            self._lock.notify_all()
         if dropped:
             channel.on_event(DroppedUnit(dropped))
 
@@ -131,22 +160,22 @@ class DeviceThread(Engine[SlotChannel]):
         is_clean: asyncio.Future[bool] = self._loop.create_future()
         with self._lock:
             self._closing.append((channel, is_clean))
-            self._lock.notify()
+            self._lock.notify_all()
         return await is_clean
 
-    # The methods below run on the device thread.
+    # The methods below run on the threads of the device.
 
     def _run(self) -> None:
+        first = _Lane.LLM if self._has_two_lanes else _Lane.ALL
         try:
-            runner = ModelRunner(
-                self._device,
-                self._memory_tolerance_bytes,
-                self._channels,
-                self._post,
-                on_batch=self._post_batch,
-                lock=self._lock,
-                numbers=self._numbers,
-            )
+            with self._entered(first):
+                runner = ModelRunner(
+                    self._device,
+                    self._memory_tolerance_bytes,
+                    self._channels,
+                    self._post,
+                    self._lock,
+                )
         except Exception as error:  # noqa: BLE001 - the root of a thread; `start` raises it again
             self._call(self._resolve, self._loaded, error)
             self._call(self._resolve, self.ended, None)
@@ -156,52 +185,126 @@ class DeviceThread(Engine[SlotChannel]):
         self.memory_used_bytes = runner.memory_used_bytes
         self._has_loaded = True
         self._call(self._resolve, self._loaded, None)
-        try:
-            while not self._is_stopping:
-                self._run_round(runner)
-        except Exception as error:  # noqa: BLE001 - the root of a thread; `watch` raises it again
-            self._call(self._resolve, self.ended, error)
+        if self._has_two_lanes:
+            arguments = runner, _Lane.SPEECH
+            speech = threading.Thread(target=self._work, args=arguments, name="speech", daemon=True)
+            speech.start()
+            self._work(runner, first)
+            speech.join()
         else:
-            self._call(self._resolve, self.ended, None)
+            self._work(runner, first)
+        self._call(self._resolve, self.ended, self._failure)
 
-    def _run_round(self, runner: ModelRunner) -> None:
-        """Clean slots, choose the work of a round, and let the model advance it.
+    def _work(self, runner: ModelRunner, lane: _Lane) -> None:
+        """Run the launches of a lane until the thread stops, or until one of both has failed."""
+        try:
+            while (task := self._next(lane)) is not None:
+                with self._entered(lane):
+                    if isinstance(task, Launch):
+                        runner.advance(task)
+                    else:
+                        self._close_slot(runner, *task)
+                self._end_call(lane, task)
+        except Exception as error:  # noqa: BLE001 - the root of a thread; `watch` raises it again
+            with self._lock:
+                self._failure = self._failure or error
+                self._is_stopping = True
+                self._calls.pop(lane, None)
+                self.busy_since_s = min(self._calls.values(), default=None)
+                self._lock.notify_all()
 
-        If there is no work, wait.
-        """
-        self._close_slots(runner)
+    def _entered(self, lane: _Lane) -> contextlib.AbstractContextManager[None]:
+        return self._device.lane(lane.value) if self._has_two_lanes else contextlib.nullcontext()
+
+    def _next(self, lane: _Lane) -> Launch | _Closing | None:
+        """Wait for the next task of a lane, and begin it; None if the thread stops."""
         with self._lock:
-            chosen = choose(self._channels.values(), self._rows_per_round)
-            launch = next(chosen.launches, None)
-            has_work = chosen.answers or launch or self._closing
-            if not (has_work or self._is_stopping):
-                self._lock.wait()
-        for slot, answer in chosen.answers:
-            self._post(self._channels[slot], answer)
-        while launch is not None:
-            self.busy_since_s = time.monotonic()
-            runner.advance(launch)
-            with self._lock:
-                launch = next(chosen.launches, None)
-        self.busy_since_s = None
+            while not self._is_stopping:
+                if lane is _Lane.SPEECH and self._is_reserved:
+                    self._lock.wait()
+                    continue
+                task = self._choose(lane)
+                if isinstance(task, int | float):
+                    self._report()
+                    self._lock.wait(task if task < math.inf else None)
+                    continue
+                if lane is _Lane.LLM and (not isinstance(task, Launch) or task.block.is_shared):
+                    self._is_reserved = True
+                    self._lock.wait_for(lambda: _Lane.SPEECH not in self._calls)
+                self._calls[lane] = time.monotonic()
+                self.busy_since_s = min(self._calls.values())
+                return task
+        return None
 
-    def _close_slots(self, runner: ModelRunner) -> None:
-        """Clean the slots whose channels are closed."""
-        while self._closing:  # only this thread removes entries
-            channel, resolved = self._closing.popleft()
-            self.busy_since_s = time.monotonic()
-            is_clean = runner.close(channel.slot)
-            self.memory_used_bytes = runner.memory_used_bytes
-            with self._lock:
-                del self._channels[channel.slot]
-            self._call(self._resolve, resolved, is_clean)
-        self.busy_since_s = None
+    def _choose(self, lane: _Lane) -> Launch | _Closing | float:
+        """Return the next task of a lane, or the longest time to wait for one, in seconds.
+
+        The slots of a launch are then in no other one. Posts the answers to refused units whose
+        turn has come.
+        """
+        if self._closing and lane is not _Lane.SPEECH:
+            return self._closing.popleft()
+        now_s, waiting, is_shared = time.monotonic(), list[Work](), False
+        for channel in self._channels.values():
+            for answer in channel.answers():
+                self._post(channel, answer)
+            is_shared |= channel.is_ready
+            if work := channel.work():
+                waiting.append(work)
+        launch = self._launch(lane, waiting, now_s, is_shared=is_shared)
+        if launch is None:
+            return next_due_s(work for work in waiting if work.due_s > now_s) - now_s
+        for item in launch.items:
+            self._channels[item.slot].run(item)
+        return launch
+
+    def _launch(
+        self, lane: _Lane, waiting: Sequence[Work], now_s: float, *, is_shared: bool
+    ) -> Launch | None:
+        """Return the next launch of a lane; None if there is none now."""
+        if lane is _Lane.SPEECH:
+            return next_speech(waiting, _LIMITS, now_s, is_shared=is_shared)
+        choose = next_llm if lane is _Lane.LLM else next_single
+        launch = choose(waiting, _LIMITS, now_s, is_shared=is_shared, has_seen=self._has_seen)
+        if launch is not None:
+            self._has_seen = launch.block is Block.SEE
+        return launch
+
+    def _end_call(self, lane: _Lane, task: Launch | _Closing) -> None:
+        """Note that a task of a lane has ended. Its slots may then run in the other lane."""
+        with self._lock:
+            begin_s = self._calls.pop(lane)
+            self.busy_since_s = min(self._calls.values(), default=None)
+            if lane is not _Lane.SPEECH:
+                self._is_reserved = False
+            if isinstance(task, Launch):
+                now_s = time.monotonic()
+                for item in task.items:
+                    self._channels[item.slot].end_run(begin_s, now_s)
+                launched = LaunchRecord(task.block.value, len(task.items), now_s - begin_s)
+                self._records.append(launched)
+                if len(self._records) >= _RECORDS:
+                    self._report()
+            self._lock.notify_all()
+
+    def _report(self) -> None:
+        """Report the launches since the last report."""
+        if self._records:
+            self._call(self.on_launches, self._records)
+            self._records = []
+
+    def _close_slot(
+        self, runner: ModelRunner, channel: SlotChannel, resolved: asyncio.Future[bool]
+    ) -> None:
+        """Clean the slot of a closed channel."""
+        is_clean = runner.close(channel.slot)
+        self.memory_used_bytes = runner.memory_used_bytes
+        with self._lock:
+            del self._channels[channel.slot]
+        self._call(self._resolve, resolved, is_clean)
 
     def _post(self, channel: SlotChannel, event: Event) -> None:
         self._call(channel.on_event, event)
-
-    def _post_batch(self, batch: BatchRecord) -> None:
-        self._call(self.on_batch, batch)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:

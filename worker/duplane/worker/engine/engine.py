@@ -17,7 +17,7 @@ from duplane.worker.engine.events import Event, FailedUnit
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.engine.preparation import ThreadPools, prepare_pictures, prepare_unit
 from duplane.worker.engine.slot_channel import Channel
-from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
 from duplane.worker.models.chat import ChatRequest
 from duplane.worker.models.interface import (
     DeviceDescription,
@@ -46,8 +46,8 @@ class Engine(abc.ABC, Generic[OwnChannel]):
     - `ended`: done when no model runs any more, with the exception if the model has failed.
     - `constants` of the model; `description` of the device, for operators.
     - `memory_used_bytes`: the device memory in use at the latest cleanup.
-    - `busy_since_s`: when the current call into the model began, by the monotonic clock; None if
-      there is none.
+    - `busy_since_s`: when the current call into the model began, the older one if there are two,
+      by the monotonic clock; None if there is none.
     """
 
     ended: asyncio.Future[None]
@@ -60,8 +60,8 @@ class Engine(abc.ABC, Generic[OwnChannel]):
     def __init__(self) -> None:
         self._pools = ThreadPools()
         self._is_hung = False
-        # Called after the settle of each batch.
-        self.on_batch: Callable[[BatchRecord], None] = lambda _: None
+        # Called with the launches since the last call: when there is no work, and after a number.
+        self.on_launches: Callable[[Sequence[LaunchRecord]], None] = lambda _: None
 
     async def start(self) -> None:
         """Load the model and warm it up. Raises the exceptions of loading."""
@@ -153,10 +153,10 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         self.begin(channel, Open(channel.slot, conversation))
 
     def open_chat(self, channel: OwnChannel, chat: PreparedChat, credit: int) -> None:
-        """Open a chat. The event ChatStep follows after every step, or Lost after a failure.
+        """Open a chat. The event ChatStep follows with every output, or Lost after a failure.
 
-        At most `credit` steps run without a call of `return_credit`. So the chat of a client that
-        does not read waits, and does not use the device.
+        At most `credit` outputs come without a call of `return_credit`. So the chat of a client
+        that does not read waits, and does not use the device.
         """
         self.begin(channel, StartChat(channel.slot, chat), credit)
 
@@ -166,7 +166,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     @abc.abstractmethod
     def return_credit(self, channel: OwnChannel) -> None:
-        """Allow one more step of a chat, after the output of a step was sent."""
+        """Allow one more output of a chat, after an output was sent."""
 
     @abc.abstractmethod
     def rebuild(
@@ -174,8 +174,8 @@ class Engine(abc.ABC, Generic[OwnChannel]):
     ) -> None:
         """Rebuild an open conversation. The event Rebuilt, RebuildRefused or Lost follows.
 
-        Each round first runs the units of other slots, then rebuilds some of `units`. After the
-        conversation's last past unit, the speech of the open turn is computed again. `has_more`
+        Each launch rebuilds some of `units`; units of other slots run between the launches. After
+        the conversation's last past unit, the speech of the open turn is computed again. `has_more`
         means that a later call brings this last unit.
         """
 
@@ -196,7 +196,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         """Drop the queued units and run no further unit. A running unit may still post events."""
 
     async def close(self, channel: OwnChannel) -> bool:
-        """Clean and check the slot, between two rounds. Return True if it may be leased again.
+        """Clean and check the slot, between two launches. Return True if it may be leased again.
 
         The cleanup begins when no preparation for the slot runs any more.
         """

@@ -73,7 +73,7 @@ class _Child:
             if not ended.is_refused:
                 _log.exception("the model cannot be loaded")
         else:
-            engine.on_batch = self._frames.send
+            engine.on_launches = self._frames.send
             gc.collect()
             gc.freeze()  # as `fabric.process.announce`
             loaded = Loaded(engine.constants, engine.description, engine.memory_used_bytes)

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
 from duplane.worker.engine.events import AnsweredUnit, DroppedUnit, Event, FailedUnit
@@ -37,7 +38,7 @@ from duplane.worker.engine.messages import (
     Start,
 )
 from duplane.worker.engine.slot_channel import Channel
-from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
 from duplane.worker.models.interface import (
     Device,
     DeviceLostError,
@@ -81,14 +82,14 @@ class RemoteChannel(Channel):
         self._dropped_count += len(self.entries)
         self.entries.clear()
 
-    def restored(self, event: Event, batches: dict[float, BatchRecord]) -> Event | None:
+    def restored(self, event: Event) -> Event | None:
         """Return an event with the unit's own record. None if the channel is muted meanwhile."""
         match event:
             case AnsweredUnit(record=ran) | FailedUnit(record=UnitRecord() as ran):
                 own = self.entries.pop(ran.number, None)
                 if not isinstance(own, UnitRecord):
                     return None
-                record = _joined(own, ran, batches)
+                record = _joined(own, ran)
                 if isinstance(event, AnsweredUnit):
                     return replace(event, record=record)
                 times = {"receive_time_ns": own.receive_time_ns, "trace": own.trace}
@@ -104,20 +105,17 @@ class RemoteChannel(Channel):
                 return event
 
 
-def _joined(own: UnitRecord, ran: UnitRecord, batches: dict[float, BatchRecord]) -> UnitRecord:
-    """Return the record that ran, with what the engine process did not get.
-
-    All units of a batch get the same record of it.
-    """
-    batch = ran.batch and batches.setdefault(ran.batch.started_s, ran.batch)
+def _joined(own: UnitRecord, ran: UnitRecord) -> UnitRecord:
+    """Return the record that ran, with what the engine process did not get."""
     return replace(
         own,
         unit=replace(ran.unit, audio=own.unit.audio, frames=own.unit.frames),
         dropped_count=ran.dropped_count,
         started_s=ran.started_s,
-        batch=batch,
-        settle_s=ran.settle_s,
         finished_s=ran.finished_s,
+        busy_s=ran.busy_s,
+        batch_size=ran.batch_size,
+        settle_s=ran.settle_s,
     )
 
 
@@ -133,7 +131,6 @@ class EngineProcess(Engine[RemoteChannel]):
         self._has_loaded = False
         self._channels: dict[int, RemoteChannel] = {}
         self._numbers = itertools.count(1)  # of entries
-        self._batches: dict[float, BatchRecord] = {}  # that run, by `started_s`
         self._frames = Frames(self._receive, self._lose)
 
     async def _load(self) -> None:
@@ -214,13 +211,11 @@ class EngineProcess(Engine[RemoteChannel]):
         match message:
             case Posted(slot, event):
                 channel = self._channels[slot]
-                restored = channel.restored(event, self._batches)
+                restored = channel.restored(event)
                 if restored is not None:
                     self._loop.call_soon(channel.on_event, restored)
-            case BatchRecord():
-                batch = self._batches.pop(message.started_s, message)
-                batch.settle_s, batch.ended_s = message.settle_s, message.ended_s
-                self._loop.call_soon(self.on_batch, batch)
+            case list():
+                self._loop.call_soon(self.on_launches, cast("list[LaunchRecord]", message))
             case Closed(slot, is_clean, memory_used_bytes):
                 self.memory_used_bytes = memory_used_bytes
                 closed = self._channels.pop(slot).is_clean

@@ -66,7 +66,7 @@ class DroppedUnit:
 
 @dataclass(frozen=True, slots=True)
 class ChatStep:
-    """The output of one step of a chat, which ran in a batch of `batch_size` chats."""
+    """An output of a chat, which came from a launch for `batch_size` slots."""
 
     output: ChatOutput
     batch_size: int

@@ -1,7 +1,6 @@
 """The messages between a worker and its engine process: plain data without tensors of the device.
 
-Beside these, the engine process sends the record of each batch after its settle, and its log
-records.
+Beside these, the engine process sends lists of `LaunchRecord`, and its log records.
 """
 
 from __future__ import annotations

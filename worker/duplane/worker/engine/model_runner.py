@@ -1,4 +1,4 @@
-"""Calls the model on the device thread: load, warm up, advance, close.
+"""Calls the model on the threads of the device: load, warm up, advance, close.
 
 This code is synchronous and has no threads, queues or sockets. It turns results and exceptions of
 the model into events and into the state of channels. If the device itself is lost, it raises
@@ -8,7 +8,6 @@ DeviceLostError.
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import threading
 import time
@@ -24,9 +23,9 @@ from duplane.worker.engine.events import (
     RebuildRefused,
     failed_unit,
 )
-from duplane.worker.engine.round import Launch
+from duplane.worker.engine.schedule import Block, Launch
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.engine.unit_record import BatchRecord
+from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.engine.warm_up import warm_up
 from duplane.worker.models.chat import ChatOutput
 from duplane.worker.models.interface import (
@@ -34,27 +33,25 @@ from duplane.worker.models.interface import (
     Device,
     DeviceLostError,
     Item,
-    Open,
     Part,
+    Ready,
     Rebuild,
     Result,
-    StartChat,
+    RunUnit,
     Unfinished,
-    VoiceReady,
 )
 from duplane.worker.models.types import Opened, Rebuilt, UnitFailure, UnitOutput
 
 _log = logging.getLogger(__name__)
 
-_NO_BATCH = BatchRecord(0, 0.0)
 _REBUILD_REASONS = (Reason.REBUILD_REFUSED, Reason.REBUILD_DIFFERS)
 
 
 class ModelRunner:
     """The loaded model, and the checks of its results and of its memory.
 
-    `post(channel, event)` is called as soon as there is an event. `on_batch` is called after each
-    batch. `lock` guards the state of `channels`.
+    `post(channel, event)` is called as soon as there is an event. `lock` guards the state of
+    `channels`. Two lanes may call `advance` at the same time.
     """
 
     def __init__(
@@ -63,153 +60,140 @@ class ModelRunner:
         memory_tolerance_bytes: int,
         channels: Mapping[int, SlotChannel],
         post: Callable[[SlotChannel, Event], None],
-        *,
-        on_batch: Callable[[BatchRecord], None] = lambda _: None,
-        lock: threading.Condition | None = None,
-        numbers: itertools.count[int] | None = None,
+        lock: threading.Condition,
     ) -> None:
-        """Load the model and warm it up. Raises the exceptions of loading.
-
-        `numbers` are the numbers for `SlotChannel.since`.
-        """
+        """Load the model and warm it up. Raises the exceptions of loading."""
         self._device = device
         self._channels = channels
         self._post = post
-        self._on_batch = on_batch
-        self._lock = lock or threading.Condition()
-        self._numbers = numbers or itertools.count(1)
+        self._lock = lock
         self.preparer, self.model = device.load()
         warm_up(self.preparer, self.model)
         self.memory_used_bytes = device.memory_used_bytes()
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._is_suspect = False  # a unit has failed since the last check of the device
         self._open_slots: set[int] = set()
-        self._last_batches: dict[int, BatchRecord] = {}  # the batch of each slot's last unit
 
     def advance(self, launch: Launch) -> None:
         """Let the model advance the items of a launch, and deliver each result.
 
-        If the model raises, or its results do not belong to the items, all slots of the launch are
-        lost, and no other slot.
+        The slots' channels have noted the launch with `run`; after the call, the caller notes its
+        end with `end_run`. If the model raises, or its results do not belong to the items, all
+        slots of the launch are lost, and no other slot.
         """
-        for item in launch.items.values():
-            if isinstance(item, Open | StartChat):
-                self._open_slots.add(item.slot)
-        batch = self._begin_batch(launch)
+        begin_s = time.monotonic()
+        self._note_units(launch, begin_s)
+        if launch.block is Block.OPEN:
+            self._open_slots.update(item.slot for item in launch.items)
         over: set[int] = set()  # slots that are reported as lost or ended
         try:
-            self._run(launch, batch, over)
+            self._run(launch, begin_s, over)
+            if self._is_suspect:
+                self._is_suspect = False
+                self._check_device()
         except DeviceLostError:
             raise
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the launch
-            names = [f"{_name(item)} of slot {slot}" for slot, item in launch.items.items()]
+            names = [f"{_name(item)} of slot {item.slot}" for item in launch.items]
             _log.exception("a call failed: %s", ", ".join(names))
-            self._lose(set(launch.items) - over)
-        finally:
-            if batch:
-                self._on_batch(batch)
+            self._lose({item.slot for item in launch.items} - over)
 
-    def _run(self, launch: Launch, batch: BatchRecord | None, over: set[int]) -> None:
+    def _note_units(self, launch: Launch, begin_s: float) -> None:
+        """Write the beginning of units, and the size of the launch, to their records."""
+        for item in launch.items:
+            channel = self._channels[item.slot]
+            if (record := channel.begun) is None:
+                continue
+            if isinstance(item, RunUnit):
+                record.started_s, record.settle_s = begin_s, channel.settle_s
+                record.batch_size = len(launch.items)
+            elif isinstance(item, Continue) and item.part is Part.FEED:
+                record.batch_size = len(launch.items)
+
+    def _run(self, launch: Launch, begin_s: float, over: set[int]) -> None:
         """Deliver the results of a launch.
 
-        Raises the exceptions of the model, and RuntimeError if a result has no item or an item has
-        no result. Only a step of a chat may have none.
+        Raises the exceptions of the model, and RuntimeError if a result has no item, or if an item
+        has neither an outcome nor work left.
         """
-        silent = {slot for slot, item in launch.items.items() if not _is_chat_step(item)}
-        for result in self.model.advance(tuple(launch.items.values()), launch.row_budget):
+        items = {item.slot: item for item in launch.items}
+        silent = set(items)
+        for result in self.model.advance(launch.items):
             slot = result.slot
-            if slot not in launch.items:
+            if slot not in items:
                 kind = type(result).__name__
                 raise RuntimeError(f"slot {slot} has a result, {kind}, but no item")
-            if self._deliver(launch, result):
+            if self._deliver(launch, items[slot], result, begin_s):
                 over.add(slot)
-            if slot not in launch.records:
-                silent.discard(slot)
-            if not launch.records:  # no unit waits for its result
-                self._check_suspect()
-                if batch and not batch.settle_s:
-                    batch.settle_s = time.monotonic()
+            silent.discard(slot)
+        silent.update(slot for slot in items.keys() - over if self._is_stranded(slot))
         if silent:
-            raise RuntimeError(f"slots {sorted(silent)} have no result")
-        if batch:
-            batch.ended_s = time.monotonic()
+            raise RuntimeError(f"slots {sorted(silent)} have neither an outcome nor work left")
 
-    def _begin_batch(self, launch: Launch) -> BatchRecord | None:
-        """Write the beginning of a batch to the records of its units, if the units run now."""
-        records = launch.records
-        if not records or launch.feeds_ahead:
-            return None
-        batch = BatchRecord(len(records), time.monotonic())
-        for slot, record in records.items():
-            record.started_s, record.batch = batch.started_s, batch
-            last = self._last_batches.get(slot, _NO_BATCH)
-            record.settle_s = last.settle_s, last.ended_s
-            self._last_batches[slot] = batch
-        return batch
+    def _is_stranded(self, slot: int) -> bool:
+        """Return whether the work of a slot has no outcome and cannot continue."""
+        channel = self._channels[slot]
+        with self._lock:
+            if channel.is_muted or channel.next is not None:
+                return False
+            return not channel.is_ready or channel.begun is not None
 
-    def _deliver(self, launch: Launch, result: Result) -> bool:
+    def _deliver(self, launch: Launch, item: Item, result: Result, begin_s: float) -> bool:
         """Post the event of a result and change the state of its channel.
 
         Return True if the slot does no more work.
         """
-        channel = self._channels[result.slot]
+        channel, now_s = self._channels[result.slot], time.monotonic()
         match result:
             case UnitOutput():
-                record = launch.records.pop(result.slot)
-                record.finished_s = time.monotonic()
-                self._set_next(channel, None)
+                record = self._finished(channel, begin_s, now_s)
+                if record is None:
+                    raise RuntimeError(f"slot {result.slot} has an output, but no unit")
                 self._post(channel, AnsweredUnit(record, result))
             case UnitFailure():
-                return self._fail(launch, channel, result)
+                return self._fail(channel, item, result, self._finished(channel, begin_s, now_s))
             case Unfinished():
-                if result.part is Part.PICTURES:
-                    launch.records.pop(result.slot)
-                self._set_next(channel, result)
-            case VoiceReady():
-                self._set_next(channel, None)
+                with self._lock:
+                    channel.leave(result, now_s)
+            case Ready():
+                pass
             case Opened():
                 with self._lock:
-                    channel.next = None
-                    channel.is_ready = True
+                    channel.is_ready = not channel.is_muted
                 self._post(channel, result)
             case Rebuilt():
-                self._rebuilt(channel, launch.items[result.slot], result)
+                self._rebuilt(channel, item, result)
             case ChatOutput():
                 with self._lock:
-                    channel.credit -= 1
-                    if result.finish is not None:
-                        channel.stop()
+                    channel.note_output(result, now_s)
                 self._post(channel, ChatStep(result, len(launch.items)))
                 return result.finish is not None
             case _:
                 assert_never(result)
         return False
 
-    def _set_next(self, channel: SlotChannel, unfinished: Unfinished | None) -> None:
-        """Note the work that the slot has left, if any."""
+    def _finished(self, channel: SlotChannel, begin_s: float, now_s: float) -> UnitRecord | None:
+        """End the unit that runs in a slot; return its record. None if no unit runs."""
         with self._lock:
-            if unfinished is None:
-                channel.next = None
-                channel.begun = None
-                return
-            if unfinished.part is Part.VOICE:
-                channel.since = next(self._numbers)
-            channel.next = Continue(channel.slot, unfinished.part, unfinished.rows)
-
-    def _fail(self, launch: Launch, channel: SlotChannel, failure: UnitFailure) -> bool:
-        """Report a failure. Return True if the conversation or chat is lost."""
-        record = launch.records.pop(failure.slot, None)
+            record, channel.begun = channel.begun, None
+            if record is not None:
+                channel.settle_s = now_s, now_s
         if record is not None:
-            record.finished_s = time.monotonic()
+            record.finished_s = now_s
+            record.busy_s += now_s - begin_s
+        return record
+
+    def _fail(
+        self, channel: SlotChannel, item: Item, failure: UnitFailure, record: UnitRecord | None
+    ) -> bool:
+        """Report a failure. Return True if the conversation or chat is lost."""
+        if record is not None:
             self._is_suspect |= failure.is_fatal
-            with self._lock:
-                channel.next = None
-                channel.begun = None
-                if failure.is_fatal:
+            if failure.is_fatal:
+                with self._lock:
                     channel.stop()
             self._post(channel, failed_unit(record, failure))
             return failure.is_fatal
-        item = launch.items[failure.slot]
         _log.error(
             "slot %d: %s failed: %s, %s", failure.slot, _name(item), failure.reason, failure.message
         )
@@ -251,12 +235,6 @@ class ModelRunner:
             self._post(channel, Lost())
         self._check_device()
 
-    def _check_suspect(self) -> None:
-        """Check the device if a unit has failed and may have been its victim."""
-        if self._is_suspect:
-            self._is_suspect = False
-            self._check_device()
-
     def _check_device(self) -> None:
         try:
             self._device.check()
@@ -266,7 +244,6 @@ class ModelRunner:
     def close(self, slot: int) -> bool:
         """Clean the slot. Return True if it may be leased again. If False, call again later."""
         self._open_slots.discard(slot)
-        self._last_batches.pop(slot, None)
         try:
             self.model.close(slot)
             is_clean = self.model.is_clean(slot)
@@ -300,11 +277,6 @@ class ModelRunner:
             self._memory_bound_bytes,
         )
         return False
-
-
-def _is_chat_step(item: Item) -> bool:
-    """Return whether an item is a step of a chat, which may have no result."""
-    return isinstance(item, Continue) and item.part is Part.CHAT
 
 
 def _name(item: Item) -> str:

@@ -1,26 +1,20 @@
-"""Records of units and of their batches, from which metrics and spans are made."""
+"""Records of units and of launches, from which metrics and spans are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duplane.fabric.monitoring.spans import SpanIds
 from duplane.fabric.v1.trace_pb2 import TraceContext
 from duplane.worker.models.types import Unit
 
 
-@dataclass(slots=True, eq=False)
-class BatchRecord:
-    """The record of one batch of units, for its span. Times are monotonic.
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One launch of a block of the model, for `size` slots."""
 
-    `ids` are the ids of the span. They are set when the span of a unit of the batch is exported.
-    """
-
+    block: str
     size: int
-    started_s: float
-    settle_s: float = 0.0  # when settle began
-    ended_s: float = 0.0
-    ids: SpanIds | None = None
+    seconds: float
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +26,10 @@ class UnitRecord:
     - `trace`: the trace context of the unit.
     - `queued_s`: when the unit joined the inbox.
     - `dropped_count`: how many units of the conversation were dropped before this one.
-    - `started_s`, `batch`: when the unit's batch began, and the record of the batch; None before.
+    - `started_s`, `finished_s`: when the unit's first launch began, and its result was known.
+    - `busy_s`: the seconds of its launches until then. Between them it waited.
+    - `batch_size`: how many slots were in the launch in which the unit chose its first id.
     - `settle_s`: when the settle of the conversation's previous unit began and ended.
-    - `finished_s`: when the result of the unit was known.
     - `number`: the number that `EngineProcess` gives the unit.
     """
 
@@ -46,9 +41,10 @@ class UnitRecord:
     queued_s: float = 0.0
     dropped_count: int = 0
     started_s: float = 0.0
-    batch: BatchRecord | None = None
-    settle_s: tuple[float, float] = (0.0, 0.0)
     finished_s: float = 0.0
+    busy_s: float = 0.0
+    batch_size: int = 0
+    settle_s: tuple[float, float] = (0.0, 0.0)
     number: int = 0
 
     @property
@@ -60,3 +56,8 @@ class UnitRecord:
     def sequence(self) -> int:
         """The client's number of the unit."""
         return self.unit.sequence
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds between the unit's launches."""
+        return max(0.0, self.finished_s - self.started_s - self.busy_s)

@@ -12,18 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from duplane.worker.engine.drive import drive
 from duplane.worker.models.chat import (
     ChatAudio,
     ChatImage,
     ChatMessage,
     ChatOptions,
-    ChatOutput,
     ChatPart,
     ChatRequest,
     ChatRole,
 )
 from duplane.worker.models.interface import (
-    Continue,
     Item,
     Model,
     ModelConstants,
@@ -32,7 +31,6 @@ from duplane.worker.models.interface import (
     Result,
     RunUnit,
     StartChat,
-    Unfinished,
 )
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -46,8 +44,6 @@ from duplane.worker.models.types import (
 )
 
 _UNITS = 3
-_CHAT_STEPS = 4  # prompt, text, speech, and the text after the speech
-_ROWS = 1024  # in one call
 _OPTIONS = ConversationOptions(
     decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0, length_penalty=1.0
 )
@@ -115,7 +111,7 @@ def _prepared(preparer: Preparer, unit: Unit) -> RunUnit:
 
 
 def _run_chat(preparer: Preparer, model: Model, noise: FloatArray) -> None:
-    """Answer a chat with a picture, a sound and text, up to the first speech."""
+    """Answer a chat with a picture, a sound and text; with speech if the checkpoint has a voice."""
     pictures: list[ChatPart] = [ChatImage(_FRAME)] if model.constants.accepts_pictures else []
     message = ChatMessage(ChatRole.USER, (*pictures, ChatAudio(noise), "Hi"))
     options = ChatOptions(decode_mode=DecodeMode.GREEDY, max_new_tokens=20, seed=0, max_slices=1)
@@ -124,29 +120,15 @@ def _run_chat(preparer: Preparer, model: Model, noise: FloatArray) -> None:
         prepared = preparer.chat(ChatRequest((message,), spoken), _go_on)
     except OptionError:  # the checkpoint has no voice
         prepared = preparer.chat(ChatRequest((message,), options), _go_on)
-    results = _advance(model, [StartChat(0, prepared)], _CHAT)
-    for _ in range(_CHAT_STEPS):
-        rest = [result for result in results if isinstance(result, Unfinished)]
-        step = Continue(0, rest[0].part, rest[0].rows)
-        for result in _advance(model, [step], _CHAT):
-            if isinstance(result, ChatOutput) and result.finish is not None:
-                return
+    _finish(model, [StartChat(0, prepared)], _CHAT)
 
 
 def _finish(model: Model, items: Sequence[Item], what: str) -> list[Result]:
-    """Advance items until nothing of them is left; return all results."""
-    results: list[Result] = []
-    while items:
-        latest = _advance(model, items, what)
-        rest = [result for result in latest if isinstance(result, Unfinished)]
-        items = [Continue(each.slot, each.part, each.rows) for each in rest]
-        results += latest
-    return results
+    """Advance items until nothing of them is left; return all results.
 
-
-def _advance(model: Model, items: Sequence[Item], what: str) -> list[Result]:
-    """Advance items once. Raises RuntimeError that names `what` for a fatal failure."""
-    results = list(model.advance(items, _ROWS))
+    Raises RuntimeError that names `what` for a fatal failure.
+    """
+    results = list(drive(model, items))
     for result in results:
         if isinstance(result, UnitFailure) and result.is_fatal:
             raise RuntimeError(f"the model fails on {what}: {result.message}")

@@ -4,8 +4,8 @@ A family gives the worker a `Device`, which loads the two halves of a model:
 
 - a `Preparer`, which needs no weights: tokenizer, pictures, layout of prompts, voices. Any thread
   may use it.
-- a `Model`, which only the device thread uses. It holds the conversations and chats of the slots,
-  and one method, `advance`, does all their work.
+- a `Model`, which only the threads of the device use: one, or two if the device has two lanes. It
+  holds the conversations and chats of the slots, and one method, `advance`, does all their work.
 
 The work comes as items. Items and results are plain data without tensors of the device, which
 `pickle` can copy, so that the two halves can run in two processes. A family implements these
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -150,19 +151,23 @@ class Preparer(Protocol):
 
 
 class Part(Enum):
-    """The part of a slot's work that is unfinished."""
+    """The block of the model that does the next piece of a slot's unfinished work."""
 
-    PROMPT = "prompt"  # of a conversation that opens
-    PICTURES = "pictures"  # of a unit, and then the unit itself
-    VOICE = "voice"  # of the next turn; no unit may run before it
-    CHAT = "chat"  # of a chat that was started: prompt and answer
+    HEAR = "hear"  # sound of a unit or of a chat's prompt becomes rows
+    SEE = "see"  # pictures become rows
+    FEED = "feed"  # rows of a unit or a prompt; the last one of a unit or chat chooses its first id
+    DECODE = "decode"  # feeds the latest id of a text, and chooses the next one
+    TALK = "talk"  # draws speech tokens of a unit, or of a piece of a chat's answer
+    VOCODE = "vocode"  # makes samples of one chunk of tokens
+    SETTLE = "settle"  # moves the context window after a unit; no unit may run before it
+    VOICE = "voice"  # computes the prompt of the voice of the next turn; no unit may run before it
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
     """Open a conversation in a clean slot.
 
-    Results: `Unfinished` PROMPT while rows of the prompt are left, then `Opened`.
+    Results: `Unfinished` FEED until all rows of the prompt are fed, then `Opened`.
     """
 
     slot: int
@@ -175,7 +180,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class StartChat:
-    """Start a chat in a clean slot, without feeding rows. Result: `Unfinished` CHAT."""
+    """Start a chat in a clean slot, without feeding rows.
+
+    Results: `Unfinished`, and a `ChatOutput` for the prompt and for each piece of the answer; the
+    last one has `finish`.
+    """
 
     slot: int
     chat: PreparedChat
@@ -187,13 +196,11 @@ class StartChat:
 
 @dataclass(frozen=True, slots=True)
 class RunUnit:
-    """Run a prepared unit of an open conversation.
+    """Begin a prepared unit of an open conversation; this is work of the host only.
 
-    If the unit has pictures and more rows than the call may feed, some pictures are fed, and the
-    result is `Unfinished` PICTURES. Its `rows` are at most the row budget if at most one picture is
-    left, so that the unit runs next. Otherwise the unit runs. The result is a `UnitOutput` or
-    `UnitFailure`. Then the unit is settled, and the conversation may have one more result: a fatal
-    `UnitFailure` if it could not be settled, or `Unfinished` VOICE.
+    Results: `Unfinished` for each part of its work, then a `UnitOutput` or `UnitFailure`. After a
+    `UnitOutput` the conversation may have `Unfinished` SETTLE or VOICE, and a fatal `UnitFailure`
+    if it cannot go on.
     """
 
     unit: Unit
@@ -226,11 +233,11 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Continue the unfinished work of a slot: the result of the last item was `Unfinished`.
+    """Do the next piece of the unfinished work of a slot, whose last result was `Unfinished`.
 
-    The results are those of the item that began the work. For a part of a chat, the result is a
-    `ChatOutput`, or none if other chats go first; the last output has `finish`. For a voice it is
-    `VoiceReady`.
+    `rows` is how much of it to do: rows of FEED, pieces of pictures of SEE; it is at least 1 and at
+    most `Unfinished.rows`. The other parts are not divided. The results are those of the item that
+    began the work.
     """
 
     slot: int
@@ -246,46 +253,46 @@ Item = Open | StartChat | RunUnit | Rebuild | Continue
 class Unfinished:
     """The slot's work is not finished. A `Continue` must come before other items.
 
-    `rows` is the number of rows that are left: of the prompt for PROMPT and CHAT, of the unit for
-    PICTURES, and at most of the prompt of the voice for VOICE. The worker returns it in
-    `Continue.rows`, and compares it with the row budget for PICTURES only.
+    `rows` is what is left of this part: rows of FEED, pieces of pictures of SEE, chunks of VOCODE;
+    1 for other parts.
     """
 
     slot: int
     part: Part
-    rows: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class VoiceReady:
-    """The voice of the slot's next turn is computed."""
+class Ready:
+    """The slot has settled, or has the voice of its next turn, and has no work left."""
 
     slot: int
 
 
-Result = Unfinished | VoiceReady | Opened | UnitOutput | Rebuilt | ChatOutput | UnitFailure
+Result = Unfinished | Ready | Opened | UnitOutput | Rebuilt | ChatOutput | UnitFailure
 """What one item has come to. A fatal `UnitFailure` may come instead of any result."""
 
 
 class Model(Protocol):
-    """The half of a model that has the weights. Only the device thread uses it."""
+    """The half of a model that has the weights. Only the threads of the device use it."""
 
     @property
     def constants(self) -> ModelConstants: ...
 
-    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
-        """Do work for at most one item of each slot, and yield each result as soon as it is known.
+    def advance(self, items: Sequence[Item]) -> Iterator[Result]:
+        """Do the work of one block for at most one item of each slot; yield results at once.
 
-        The items of one call run together where the model can batch them. `row_budget` is at least
-        1. No prompt and no pictures of an item are fed with more rows than it; only a picture that
-        alone has more rows is fed whole. A unit without pictures is not divided. The parts CHAT and
-        VOICE and the shares of rebuilds have bounds of their own, which do not depend on
-        `row_budget`. The caller iterates to the end. If this raises, the state of all slots of the
-        call is unknown, and they can only be closed. Raises ValueError and changes nothing if a
-        slot may not do its item now.
+        The items are for one block (`engine.schedule.Block`): units to begin, or the same part of
+        units, or of chats; FEED and DECODE of units, chats and prompts run together. An opening, a
+        share of a rebuild, a settle and a voice come alone. A device with two lanes calls this from
+        two threads at the same time, for different slots and for blocks of different lanes.
 
-        Each item has at least one result; only a step of a chat may have none. Otherwise, or if a
-        result has a slot without an item, the caller closes the slots of the call.
+        Each item has at least one result. The slot has more work if its last result is
+        `Unfinished`. A model need not divide its work: a unit may have its `UnitOutput` at once.
+        The caller iterates to the end. If this raises, the state of all slots of the call is
+        unknown, and they can only be closed. Raises ValueError and changes nothing if a slot may
+        not do its item now. If an item has no result, or a result has a slot without an item, the
+        caller closes the slots of the call.
         """
         ...
 
@@ -310,8 +317,8 @@ class DeviceDescription:
 class Device(Protocol):
     """The device that a model runs on.
 
-    The device thread calls all methods but `description`, which any thread may call, and
-    `load_preparer`.
+    The first thread of the device calls all methods but `check` and `lane`, which both of its
+    threads call, `description`, which any thread may call, and `load_preparer`.
     """
 
     def description(self) -> DeviceDescription: ...
@@ -327,6 +334,15 @@ class Device(Protocol):
         """Load the preparer alone, in any thread of the process that serves clients.
 
         Called instead of `load` if the model runs in an engine process. Raises LoadError.
+        """
+        ...
+
+    def lane(self, name: str) -> AbstractContextManager[None]:
+        """Return what a thread of a device with two lanes enters around each of its calls.
+
+        The names are `llm` and `speech`; the model is loaded and slots are closed in `llm`. The
+        calls of the two lanes may overlap on the device. When a call is left, its work is complete,
+        so that the other lane can use the results.
         """
         ...
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from duplane.fabric.process import StartError
 from duplane.worker.models.cpu_threads import choose_threads, usable_cores
-from duplane.worker.models.interface import DeviceDescription, LoadError, Model, Preparer
+from duplane.worker.models.interface import (
+    DeviceDescription,
+    DeviceLostError,
+    LoadError,
+    Model,
+    Preparer,
+)
 from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
@@ -45,6 +53,7 @@ class TorchDevice:
         self._threads = settings.threads
         self._dtype: str = settings.dtype
         self._model_bytes = 0
+        self._streams: dict[str, torch.cuda.Stream] = {}  # of the lanes
 
     def description(self) -> DeviceDescription:
         """Describe the device and the type of the model's numbers for operators."""
@@ -87,6 +96,26 @@ class TorchDevice:
         """Wait until the device is idle. Raises an error if its CUDA context is unusable."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def lane(self, name: str) -> Generator[None]:
+        """Run the work inside on the lane's own stream of a GPU, and wait for its end.
+
+        Raises DeviceLostError if the work has failed on the GPU.
+        """
+        if self._device.type != "cuda":
+            yield
+            return
+        if name not in self._streams:
+            torch.cuda.synchronize(self._device)
+            self._streams[name] = torch.cuda.Stream(self._device)
+        stream = self._streams[name]
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            yield
+            try:
+                stream.synchronize()
+            except RuntimeError as error:
+                raise DeviceLostError(str(error)) from error
 
     def memory_used_bytes(self) -> int:
         """Return the bytes that torch has allocated on a GPU; on a CPU, the model's bytes."""

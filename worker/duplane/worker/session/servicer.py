@@ -36,7 +36,7 @@ from duplane.worker.session.duplex_call import Attached, DuplexCall, SlotListene
 from duplane.worker.session.first_messages import FirstMessages, require_same
 from duplane.worker.session.kept_calls import KeptCalls, RunningCall
 from duplane.worker.session.unit_reporter import UnitReporter
-from duplane.worker.session.unit_spans import BatchReporter, UnitSpans
+from duplane.worker.session.unit_spans import UnitSpans
 from duplane.worker.settings import WorkerSettings
 from duplane.worker.video.decoding import Videos
 
@@ -80,8 +80,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._metrics = metrics
         self._kept = KeptCalls(copies, metrics, self._end)
         self._first_messages = FirstMessages(admission)
-        self._batches = BatchReporter(tracer)
-        engine.on_batch = self._batches.ended
+        engine.on_launches = metrics.launches
 
     async def Converse(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
         self,

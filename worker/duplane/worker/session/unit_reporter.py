@@ -46,7 +46,7 @@ class UnitReporter:
         stages_s = {
             "prepare": record.queued_s - record.received_s,
             "inbox": free_s - record.queued_s,
-            "device": record.started_s - free_s,
+            "device": record.started_s - free_s + record.waited_s,
             **output.stage_s,
             "total": now_s - record.received_s,
         }

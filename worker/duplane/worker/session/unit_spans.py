@@ -1,11 +1,11 @@
-"""The worker's spans of a session: its opening, its units with their stages, and their batches."""
+"""The worker's spans of a session: its opening, and its units with their stages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 
-from opentelemetry.trace import Link, Span, StatusCode
+from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from duplane.fabric.monitoring import spans
@@ -13,7 +13,7 @@ from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 from duplane.worker.engine.events import AnsweredUnit, FailedUnit
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.engine.unit_record import BatchRecord, UnitRecord
+from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.session.stages import stage_attributes
 
 
@@ -23,16 +23,17 @@ def unit_stages(
     """Return the stages of a unit in order, each with its beginning by the monotonic clock.
 
     Each stage lasts until the next one, the last stage until `now_s`. `stage_s` has the durations
-    of the batch's stages. Stages that took no time are left out.
+    of the model's stages. All waits for the device come before these, also those between the unit's
+    launches. Stages that took no time are left out.
     """
     settle_s, settled_s = record.settle_s
     ends_s = [
         (spans.PREPARE, record.queued_s),
         (spans.INBOX, min(settle_s, record.started_s)),
         (spans.SETTLE, min(settled_s, record.started_s)),
-        (spans.DEVICE, record.started_s),
+        (spans.DEVICE, record.started_s + record.waited_s),
     ]
-    end_s = record.started_s
+    end_s = record.started_s + record.waited_s
     for stage in spans.MODEL_STAGES:
         if seconds := stage_s.get(stage, 0.0):
             end_s += seconds
@@ -114,7 +115,7 @@ class UnitSpans:
             **self._attributes,
             spans.UNIT_SEQUENCE: record.sequence,
             spans.UNIT_OUTCOME: delta.WhichOneof("outcome") or "",
-            spans.BATCH_SIZE: record.batch.size if record.batch else 1,
+            spans.BATCH_SIZE: record.batch_size,
             spans.CONTEXT_TOKEN_COUNT: delta.context_token_count,
             **spans.decision_attributes(delta),
             **stage_attributes(_durations(stages, now_s)),
@@ -131,7 +132,7 @@ class UnitSpans:
                 end_ns,
                 attributes,
                 parent=parent if parent.is_valid else None,
-                links=self._links_of(record),
+                links=self._links,
                 stages=[(stage, _wall_ns(record, begin_s)) for stage, begin_s in stages],
                 token_counts={
                     "prefill": {
@@ -185,47 +186,9 @@ class UnitSpans:
                     **attributes,
                 },
                 parent=parent if parent.is_valid else None,
-                links=self._links_of(record),
+                links=self._links,
                 stages=stages,
                 is_error=outcome == spans.FAILED,
-            )
-        )
-
-    def _links_of(self, record: UnitRecord | None) -> Sequence[Link]:
-        """Return links to the unit's session and batch. A batch with a link is exported, too."""
-        batch = record.batch if record else None
-        if batch is None:
-            return self._links
-        batch.ids = batch.ids or SpanIds.new()
-        return (*self._links, Link(spans.span_context(batch.ids)))
-
-
-class BatchReporter:
-    """Records the spans of batches with at least one unit whose span is exported."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-
-    def ended(self, batch: BatchRecord) -> None:
-        """Record the span of a batch, after the call of `settle` for its units."""
-        if batch.ids is None:
-            return
-        ahead_ns = time.time_ns() - time.monotonic_ns()  # wall clock minus monotonic clock
-        start_ns, settle_ns, end_ns = (
-            ahead_ns + int(moment_s * 1e9)
-            for moment_s in (batch.started_s, batch.settle_s, batch.ended_s)
-        )
-        stages = [(spans.RUN, start_ns)]
-        if batch.settle_s:
-            stages.append((spans.SETTLE, settle_ns))
-        self._telemetry.record(
-            FinishedSpan(
-                spans.WORKER_BATCH,
-                batch.ids,
-                start_ns,
-                end_ns if batch.ended_s else time.time_ns(),  # a failed batch has no end
-                {spans.BATCH_SIZE: batch.size},
-                stages=stages,
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from duplane.fabric.process import Shutdown
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.round import Launch
+from duplane.worker.engine.schedule import Block, Launch
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.engine.warm_up import warm_up
@@ -128,12 +129,15 @@ def test_a_unit_can_be_marked_to_fail() -> None:
 def test_a_unit_can_be_marked_to_lose_the_device() -> None:
     model = ScriptedModel(1)
     channel = SlotChannel(0, Inbox(), lambda event: None)
-    runner = ModelRunner(ScriptedDevice(model), 0, {0: channel}, lambda channel, event: None)
+    channels, lock = {0: channel}, threading.Condition()
+    runner = ModelRunner(ScriptedDevice(model), 0, channels, lambda channel, event: None, lock)
     opening = Open(0, model.conversation(ConversationOptions()))
-    runner.advance(Launch({0: opening}, 1))
+    runner.advance(Launch(Block.OPEN, (opening,)))
     unit = Unit(0, np.full(16_000, Mark.LOST_DEVICE.value, np.float32))
+    channel.inbox.put(UnitRecord(unit))
+    channel.run(RunUnit(unit))
     with pytest.raises(DeviceLostError):
-        runner.advance(Launch({0: RunUnit(unit)}, 1, {0: UnitRecord(unit)}))
+        runner.advance(Launch(Block.BEGIN, (RunUnit(unit),)))
 
 
 async def test_a_worker_of_it_starts_and_stops() -> None:

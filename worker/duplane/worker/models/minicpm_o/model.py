@@ -1,25 +1,26 @@
 """`DuplexModel`: runs the units of conversations in slots; returns decisions, text and audio.
 
-This module opens and closes the conversations of slots; `pipeline` runs their units, and `settle`
-settles them. Only one thread at a time may use a model.
+This module opens and closes conversations and chats; `launches` runs their parts. Two threads may
+call `launch` at the same time, for different slots: one for parts of speech, the other for all
+other parts. All other methods must be called alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from duplane.worker.models.chat import ChatOutput
+from duplane.worker.models.interface import Continue, Part, Result, Unfinished
 from duplane.worker.models.minicpm_o.chat.chats import Chats
 from duplane.worker.models.minicpm_o.chat.prompt import PreparedChat
 from duplane.worker.models.minicpm_o.duplex.context_window import Window
 from duplane.worker.models.minicpm_o.duplex.conversation import (
     Conversation,
     Opening,
-    RunningUnit,
     Status,
 )
 from duplane.worker.models.minicpm_o.duplex.hearing import Hearing
@@ -27,9 +28,9 @@ from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
 from duplane.worker.models.minicpm_o.duplex.prompt import embed_prompt
 from duplane.worker.models.minicpm_o.duplex.rebuild import Rebuilder
 from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
-from duplane.worker.models.minicpm_o.duplex.settle import settle
 from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
 from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState
+from duplane.worker.models.minicpm_o.launches import Launches
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts, generated_rows, load_parts
@@ -46,6 +47,8 @@ from duplane.worker.models.types import (
     UnitFailure,
     UnitOutput,
 )
+
+_PARTS = list(Part)
 
 
 class DuplexModel:
@@ -65,10 +68,10 @@ class DuplexModel:
             self._speech_stage = SpeechStage(parts.talker, parts.vocoder, probe)
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
         self._rebuilder = Rebuilder(parts, self.sampling, self._pipeline, self._speech_stage)
-        self.conversations: dict[int, Conversation] = {}
         self.chats = Chats(parts, self.context_capacity, probe)
         self.has_chat = parts.chat_template is not None
-        self._probe = probe
+        self._launches = Launches(parts.llm, self._pipeline, self.chats, self._speech_stage, probe)
+        self.conversations = self._launches.conversations
         for module in self._modules:
             module.requires_grad_(False).eval()
 
@@ -159,20 +162,18 @@ class DuplexModel:
 
         If this raises, the slot is clean.
         """
-        self.begin(slot, self.preparer.conversation(options), uniforms=uniforms)
-        try:
-            while (opened := self.feed_prompt(slot, PREFILL_ROWS)) is None:
-                pass
-        except BaseException:
+        first = self.begin(slot, self.preparer.conversation(options), uniforms=uniforms)
+        (result,) = self._drive(iter([first]))
+        if not isinstance(result, Opened):
             self.close(slot)
-            raise
-        return opened
+            raise RuntimeError(f"slot {slot} cannot be opened: {result}")
+        return result
 
     @torch.inference_mode()
     def begin(
         self, slot: int, prepared: PreparedConversation, *, uniforms: Uniforms | None = None
-    ) -> None:
-        """Begin a conversation in a clean slot. Then call `feed_prompt` until it is open.
+    ) -> Unfinished:
+        """Begin a conversation in a clean slot. It is open when `launch` has fed its prompt.
 
         The prompt includes a voice. `uniforms` replaces the numbers drawn from the options' seed.
         """
@@ -192,7 +193,7 @@ class DuplexModel:
             generated_rows=generated_rows(max_tokens),
             speech=speech,
             hearing=Hearing(self.parts.audio.period_units),
-            opening=Opening(rows, heard, prepared.ignored),
+            opening=Opening(slot, rows, heard, prepared.ignored),
         )
         try:
             if self.parts.vocoder is not None and prepared.voice is not None:
@@ -200,25 +201,7 @@ class DuplexModel:
         except BaseException:
             self.close(slot)
             raise
-
-    @torch.inference_mode()
-    def feed_prompt(self, slot: int, row_count: int) -> Opened | None:
-        """Feed the next rows of the prompt of a conversation that `begin` began.
-
-        Returns None if more than `row_count` rows were left, so that this must be called again.
-        """
-        conversation = self.conversations[slot]
-        opening = conversation.opening
-        if opening is None:
-            raise ValueError(f"slot {slot} is open")
-        self.llm.append_long(slot, opening.rows[:row_count])
-        opening.rows = opening.rows[row_count:]
-        if len(opening.rows):
-            return None
-        conversation.opening, conversation.status = None, Status.READY
-        if self._probe is not None:
-            self._probe.prepared(slot, opening.voice)
-        return Opened(slot, self.context_length(slot), opening.ignored, conversation.window.is_on)
+        return Unfinished(slot, Part.FEED, len(rows))
 
     def _check_free(self, slot: int) -> None:
         if slot in self.conversations or self.chats.has(slot):
@@ -227,87 +210,105 @@ class DuplexModel:
     @torch.inference_mode()
     def open_chat(
         self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None
-    ) -> None:
-        """Begin a chat in a clean slot; see `Chats.open`."""
+    ) -> Unfinished:
+        """Begin a chat in a clean slot, without feeding rows. Then `launch` runs it."""
         self._check_free(slot)
         self.chats.open(slot, prepared, uniforms=uniforms)
+        return self._unfinished_chat(slot)
+
+    def _unfinished_chat(self, slot: int) -> Unfinished:
+        chat = self.chats.chat(slot)
+        return Unfinished(slot, chat.part or Part.FEED, chat.left)
+
+    @torch.inference_mode()
+    def accept(self, units: Sequence[Unit]) -> Generator[Result, None, None]:
+        """Begin units of several slots, which `launch` then runs. Yield their first parts.
+
+        A refused unit has a `UnitFailure`. If the audio of a unit is too short, it is refused, but
+        the audio is kept for the next unit. Raises ValueError and changes nothing if a slot is
+        named twice, has no conversation, or has one that is not ready (`Status`).
+        """
+        running = [self._pipeline.begin(one, self.conversations.get(one.slot)) for one in units]
+        if len({unit.slot for unit in units}) < len(units):
+            raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
+        yield from self._pipeline.accept(running)
+
+    @torch.inference_mode()
+    def launch(self, items: Sequence[Continue]) -> Generator[Result, None, None]:
+        """Do the work of one block; see `interface.Model.advance`.
+
+        If a stage raises, only the slots that cause the error are lost; see `batch_isolation`.
+        """
+        yield from self._launches.run(items)
+
+    def step(self, units: Sequence[Unit]) -> Generator[UnitOutput | UnitFailure, None, None]:
+        """Run one unit per slot, part by part, all together. Yield each output or failure.
+
+        Iterate over all results, then call `settle`. Raises ValueError like `accept`.
+        """
+        for result in self._drive(self.accept(units)):
+            if isinstance(result, UnitOutput | UnitFailure):
+                yield result
 
     def chat_step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
-        """Run one short step of the chats in these slots; see `Chats.step`."""
-        return self.chats.step(slots)
+        """Run the chats in these slots until each has its next output. Yield these outputs.
 
-    @torch.inference_mode()
-    def step(
-        self, units: Sequence[Unit], *, begun: Sequence[int] = ()
-    ) -> Generator[UnitOutput | UnitFailure, None, None]:
-        """Run one unit per slot, together. Yield the output or failure of each when it is done.
-
-        `begun` are further slots, whose units `feed_ahead` has begun. Units that listen are yielded
-        before the talker and the vocoder run for the others. Iterate over all results, then call
-        `settle`; otherwise the slots of the remaining units can only be closed. If a unit is
-        refused because its audio is too short, the audio is kept for the next unit. Raises
-        ValueError and changes nothing if a slot is named twice, has no conversation, or has one
-        that is not ready (`Status`). If a stage raises, only the conversations that cause the error
-        are lost; see `batch_isolation`.
+        A chat is over after an output with `finish`, or a failure.
         """
-        begin, conversations = self._pipeline.begin, self.conversations
-        running = {slot: self._ahead(slot) for slot in begun}
-        running |= {unit.slot: begin(unit, conversations.get(unit.slot)) for unit in units}
-        if len(running) < len(units) + len(begun):
-            raise ValueError(f"a slot is named twice: {[*begun, *(unit.slot for unit in units)]}")
-        yield from self._pipeline.run([running[slot] for slot in sorted(running)])
+        for result in self._drive(self._unfinished_chat(slot) for slot in slots):
+            if isinstance(result, ChatOutput | UnitFailure):
+                yield result
 
-    @torch.inference_mode()
-    def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
-        """Encode and feed the first images of a unit, before `step` runs it as a `begun` unit.
+    def _drive(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Launch parts, the first part of all slots first, until each slot has an output.
 
-        A call feeds images with at most `row_count` rows, or a single image. Returns the number of
-        rows that are left. While they are more than `row_count`, call `feed_more`, which does the
-        same. If only the last image is left, the result is at most `row_count`. Returns the failure
-        if the unit cannot run. Raises ValueError like `step`.
+        `results` are the first results of the slots.
         """
-        running = self._pipeline.begin(unit, self.conversations.get(unit.slot))
-        return self._pipeline.feed_ahead(running, row_count)
-
-    @torch.inference_mode()
-    def feed_more(self, slot: int, row_count: int) -> int | UnitFailure:
-        """Feed the next images of a unit that `feed_ahead` has begun."""
-        return self._pipeline.feed_ahead(self._ahead(slot), row_count)
-
-    def _ahead(self, slot: int) -> RunningUnit:
-        conversation = self.conversations.get(slot)
-        if conversation is None or conversation.ahead is None:
-            raise ValueError(f"slot {slot} has begun no unit")
-        return conversation.ahead
+        going: dict[int, Unfinished] = {}
+        done: set[int] = set()
+        while True:
+            for result in results:
+                if not isinstance(result, Unfinished):
+                    done.add(result.slot)
+                    yield result
+                elif result.slot not in done:
+                    going[result.slot] = result
+            if not going:
+                return
+            part = min((left.part for left in going.values()), key=_PARTS.index)
+            items = [
+                Continue(left.slot, part, min(left.rows, PREFILL_ROWS))
+                for left in going.values()
+                if left.part is part
+            ]
+            for item in items:
+                del going[item.slot]
+            results = self.launch(items)
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
-        """Complete the last unit of each of these slots: add its closing ids, apply the window.
+        """Run SETTLE of these slots, if there is any, and start the next turns that are quick.
 
-        Normally the closing ids are fed with the next unit, which saves a pass over the weights. If
-        a window drops units, the closing ids are fed first, because they must be computed while
-        these units are in the context. Without `is_deferred` all closing ids are fed now. Returns
-        a failure for each slot that could not be settled and can now only be closed. A slot whose
-        unit has failed or was settled before does not change.
+        Without `is_deferred` all closing ids are fed, too, and not only with the next unit.
+        Returns a failure for each slot that can now only be closed.
         """
-        conversations = [self.conversations[slot] for slot in sorted(set(slots))]
-        units = settle(conversations, self.llm.cache, self._pipeline, is_deferred=is_deferred)
-        failures = [unit.failure for unit in units if unit.failure is not None]
-        if self._probe is not None:
-            for unit in units:
-                if unit.failure is None:
-                    self._probe.settled(unit.slot, self.context_length(unit.slot))
+        failures: list[UnitFailure] = []
+        for slot in sorted(set(slots)):
+            conversation = self.conversations[slot]
+            results: list[Result] = []
+            if conversation.status is Status.UNSETTLED:
+                results += self.launch([Continue(slot, Part.SETTLE, 1)])
+            elif conversation.status is Status.READY and not is_deferred:
+                results += self._pipeline.feed_closing_ids(conversation)
+            speech = self._speech_stage
+            if speech and self._launches.part_of(slot) is Part.VOICE and speech.has_prompt(slot):
+                results += self.launch([Continue(slot, Part.VOICE, 1)])
+            failures += [result for result in results if isinstance(result, UnitFailure)]
         return failures
 
     def awaits_voice(self, slot: int) -> bool:
-        """Whether the conversation's next turn needs a prompt of its voice that is not cached."""
+        """Whether the conversation's next turn is not started yet."""
         return self.conversations[slot].awaits_voice
-
-    def start_turn(self, slot: int) -> None:
-        """Start the next turn of a conversation that `awaits_voice`; see `SpeechStage`."""
-        if self._speech_stage is None:
-            raise ValueError("the model does not speak")
-        self._speech_stage.start_turn(self.conversations[slot])
 
     @torch.inference_mode()
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:

@@ -1,4 +1,4 @@
-"""Measures how long the stages of one batch take, including the work of the device."""
+"""Measures how long the stages of one launch take, including the work of the device."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Stopwatch:
         self._ends: list[tuple[Sequence[str], float, torch.cuda.Event | None]] = []
         self._begin = self._event()
         self._begin_s = time.monotonic()
+        self._final: dict[str, float] | None = None
 
     def lap(self, *stages: str) -> None:
         """End the part of a stage that began at the last lap. A stage may have several parts.
@@ -27,26 +28,29 @@ class Stopwatch:
         If there are several `stages`, the part belongs to each of them.
         """
         self._ends.append((stages, time.monotonic(), self._event()))
+        self._final = None
 
-    def seconds(self, running: str | None = None) -> dict[str, float]:
-        """Return the seconds of each stage. `running` names the stage since the last lap, if any.
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage.
 
         If the device has not finished a stage, the stage is measured until now, and later stages
         have 0 s.
         """
+        if self._final is not None:  # several units of a launch ask, and an event costs time
+            return self._final
         now_s = time.monotonic()
-        end_s = self._begin_s
+        end_s, is_final = self._begin_s, True
         seconds: dict[str, float] = {}
         for stages, host_s, event in self._ends:
             begin_s, end_s = end_s, host_s
             if event is not None and self._begin is not None:
                 is_reached = event.query()
+                is_final &= is_reached
                 device_s = self._begin.elapsed_time(event) / 1e3 if is_reached else float("inf")
                 end_s = min(max(host_s, self._begin_s + device_s), now_s)
             for stage in stages:
                 seconds[stage] = seconds.get(stage, 0.0) + end_s - begin_s
-        if running is not None:
-            seconds[running] = seconds.get(running, 0.0) + now_s - end_s
+        self._final = seconds if is_final else None
         return seconds
 
     def _event(self) -> torch.cuda.Event | None:
@@ -56,3 +60,22 @@ class Stopwatch:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+class Laps:
+    """The launches of one unit, or of one step of a chat."""
+
+    def __init__(self) -> None:
+        self._watches: list[tuple[Stopwatch, str]] = []
+
+    def add(self, watch: Stopwatch, stage: str = "") -> None:
+        """Add a launch. With `stage`, all its stages count as this one."""
+        self._watches.append((watch, stage))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage, over all launches."""
+        total: dict[str, float] = {}
+        for watch, stage in self._watches:
+            for name, seconds in watch.seconds().items():
+                total[stage or name] = total.get(stage or name, 0.0) + seconds
+        return total

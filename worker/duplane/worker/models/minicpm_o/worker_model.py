@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import assert_never, cast
+from typing import cast
 
 import torch
 
@@ -14,20 +14,15 @@ from duplane.worker.models.interface import (
     Item,
     ModelConstants,
     Open,
-    Part,
     Rebuild,
     Result,
     RunUnit,
     StartChat,
-    Unfinished,
-    VoiceReady,
 )
-from duplane.worker.models.minicpm_o.chat.chats import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.chat.prompt import PreparedChat
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer import PreparedConversation
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE, UNIT_S
-from duplane.worker.models.types import Unit, UnitFailure
 
 
 class WorkerModel:
@@ -53,78 +48,29 @@ class WorkerModel:
             accepts_unfed_units=True,
         )
 
-    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
-        """Do work for each item; see `interface.Model`. Units run together, and so do chats."""
+    def advance(self, items: Sequence[Item]) -> Iterator[Result]:
+        """Do the work of one block; see `interface.Model`."""
         with _device_errors():
-            yield from self._advance(items, row_budget)
+            yield from self._advance(items)
 
-    def _advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
-        units: list[Unit] = []
-        begun: list[int] = []
-        chats: list[int] = []
+    def _advance(self, items: Sequence[Item]) -> Iterator[Result]:
+        units = [item.unit for item in items if isinstance(item, RunUnit)]
+        continued = [item for item in items if isinstance(item, Continue)]
+        if units:
+            yield from self._model.accept(units)
+        if continued:
+            yield from self._model.launch(continued)
         for item in items:
             match item:
-                case RunUnit(unit) if not unit.frames or item.rows <= row_budget:
-                    units.append(unit)
-                case Continue(part=Part.PICTURES) if item.rows <= row_budget:
-                    begun.append(item.slot)
-                case Continue(part=Part.CHAT):
-                    chats.append(item.slot)
-                case _:
-                    yield self._advance_alone(item, row_budget)
-        if units or begun:
-            yield from self._run(units, begun)
-        if chats:
-            yield from self._model.chat_step(chats)
-
-    def _advance_alone(self, item: Item, row_budget: int) -> Result:
-        """Do work that is not batched with the work of other slots."""
-        model, slot = self._model, item.slot
-        match item:
-            case Open():
-                model.begin(slot, cast("PreparedConversation", item.conversation))
-                return self._feed_prompt(slot, item.rows, row_budget)
-            case StartChat():
-                model.open_chat(slot, cast("PreparedChat", item.chat))
-                return Unfinished(slot, Part.CHAT, item.rows)
-            case Rebuild():
-                return model.rebuild(slot, item.units)
-            case RunUnit(unit):
-                return _pictures(slot, model.feed_ahead(unit, row_budget))
-            case Continue():
-                return self._continue(item, row_budget)
-            case _:
-                assert_never(item)
-
-    def _continue(self, item: Continue, row_budget: int) -> Result:
-        """Continue the work of one slot that is not batched."""
-        model, slot = self._model, item.slot
-        if item.part is Part.PROMPT:
-            return self._feed_prompt(slot, item.rows, row_budget)
-        if item.part is Part.PICTURES:
-            return _pictures(slot, model.feed_more(slot, row_budget))
-        model.start_turn(slot)
-        return VoiceReady(slot)
-
-    def _feed_prompt(self, slot: int, rows: int, row_budget: int) -> Result:
-        """Feed at most `row_budget` of the `rows` that are left of a prompt."""
-        opened = self._model.feed_prompt(slot, row_budget)
-        return opened or Unfinished(slot, Part.PROMPT, rows - row_budget)
-
-    def _run(self, units: Sequence[Unit], begun: Sequence[int]) -> Iterator[Result]:
-        """Run and settle units. Then report the conversations that await a voice."""
-        model, lost = self._model, set[int]()
-        slots = {*begun, *(unit.slot for unit in units)}
-        for result in model.step(units, begun=begun):
-            if isinstance(result, UnitFailure) and result.is_fatal:
-                lost.add(result.slot)
-            yield result
-        for failure in model.settle(sorted(slots - lost)):
-            lost.add(failure.slot)
-            yield failure
-        for slot in sorted(slots - lost):
-            if model.awaits_voice(slot):
-                yield Unfinished(slot, Part.VOICE, PREFILL_ROWS)
+                case Open():
+                    prepared = cast("PreparedConversation", item.conversation)
+                    yield self._model.begin(item.slot, prepared)
+                case StartChat():
+                    yield self._model.open_chat(item.slot, cast("PreparedChat", item.chat))
+                case Rebuild():
+                    yield self._model.rebuild(item.slot, item.units)
+                case RunUnit() | Continue():
+                    pass
 
     def close(self, slot: int) -> None:
         """Remove the conversation or chat of the slot and zero its state."""
@@ -144,8 +90,3 @@ def _device_errors() -> Generator[None]:
         yield
     except torch.AcceleratorError as error:
         raise DeviceLostError(f"{type(error).__name__}: {error}") from error
-
-
-def _pictures(slot: int, left: int | UnitFailure) -> Result:
-    """Return the result of feeding some pictures, with the number of rows that are left."""
-    return left if isinstance(left, UnitFailure) else Unfinished(slot, Part.PICTURES, left)

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -232,9 +233,8 @@ class ScriptedModel:
 
     # The model.
 
-    def advance(self, items: Sequence[Item], row_budget: int) -> Iterator[Result]:
-        """Do the work of all items at once, without regard to rows."""
-        del row_budget
+    def advance(self, items: Sequence[Item]) -> Iterator[Result]:
+        """Answer units and open conversations at once. A chat has one output in each call."""
         units: list[Unit] = []
         chats: list[int] = []
         for item in items:
@@ -247,7 +247,7 @@ class ScriptedModel:
                     yield self.open(item.slot, cast("ScriptedConversation", item.conversation))
                 case StartChat():
                     self.open_chat(item.slot, cast("ScriptedChat", item.chat))
-                    yield Unfinished(item.slot, Part.CHAT, item.rows)
+                    yield Unfinished(item.slot, Part.DECODE)
                 case Rebuild():
                     yield self.rebuild(item.slot, item.units)
                 case _:
@@ -354,12 +354,15 @@ class ScriptedModel:
         """Yield the steps of the answer to a chat."""
         return echo(slot, request)
 
-    def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
+    def chat_step(self, slots: Sequence[int]) -> Iterator[Result]:
         """Run one step of several chats, which takes as long as the decode stage of a unit."""
         if seconds := self.stage_s["decode"]:
             time.sleep(seconds)
         for slot in slots:
-            yield next(self._chats[slot])
+            output = next(self._chats[slot])
+            yield output
+            if isinstance(output, ChatOutput) and output.finish is None:
+                yield Unfinished(slot, Part.DECODE)
 
     def close(self, slot: int) -> None:
         """Forget the conversation or chat of a slot."""
@@ -398,6 +401,11 @@ class ScriptedDevice:
     def load_preparer(self) -> Preparer:
         """Return the model."""
         return self._model
+
+    def lane(self, name: str) -> AbstractContextManager[None]:
+        """Return a context without effect: all calls of the model are of one lane."""
+        del name
+        return nullcontext()
 
     def memory_used_bytes(self) -> int:
         """Return 0: the model allocates nothing."""

@@ -3,71 +3,81 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
+from duplane.worker.models.interface import Continue, Part, Result, Unfinished
+from duplane.worker.models.minicpm_o.duplex.conversation import RunningUnit
+from duplane.worker.models.minicpm_o.launches import Launches
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 
+LLM: Any = SimpleNamespace(
+    model=SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(1))),
+)
 
-class LoggedStage(SpeechStage):
-    """Logs the calls of the vocoder instead of running it."""
+
+class LoggedSpeech:
+    """Logs the chunks instead of decoding them."""
 
     def __init__(self, log: list[tuple[str, int]], most_rows: int) -> None:
-        cache: Any = SimpleNamespace(length=lambda slot: 0)
-        talker: Any = SimpleNamespace(cache=cache)
-        vocoder: Any = SimpleNamespace(most_rows=most_rows)
-        super().__init__(talker, vocoder)
-        self._log = log
+        self._log, self.most_rows = log, most_rows
 
-    def _draw_tokens(self, units: Sequence[Any], watch: Stopwatch) -> None:
-        for unit in units:
-            unit.chunks = deque(range(unit.chunk_count))
-
-    def _encode_chunks(self, units: Sequence[Any]) -> None:
-        pass
-
-    def _decode_chunks(self, units: Sequence[Any]) -> None:
+    def decode(self, units: Sequence[Any], watch: Stopwatch) -> None:
         for unit in units:
             unit.chunks.popleft()
             self._log.append(("decode", unit.slot))
 
-    def end_turns(self, units: Sequence[Any]) -> None:
-        self._log += [("end of turn", unit.slot) for unit in units]
+
+class LoggedUnits:
+    """Logs the units that are complete after a launch."""
+
+    def __init__(self, log: list[tuple[str, int]]) -> None:
+        self._log = log
+
+    def results(self, units: Sequence[RunningUnit]) -> Iterator[Result]:
+        for unit in units:
+            if unit.part is None:
+                self._log.append(("complete", unit.slot))
+            else:
+                yield Unfinished(unit.slot, unit.part, unit.left)
 
 
 def run(most_rows: int) -> list[tuple[str, int]]:
-    """Run four units, of which the first has two chunks; return the log."""
+    """Speak four units, of which the first has two chunks; return the log."""
     log: list[tuple[str, int]] = []
-    conversation = SimpleNamespace(awaits_voice=False)
-    units: list[Any] = [
-        SimpleNamespace(
-            slot=slot,
-            failure=None,
-            chunk_count=count,
-            state=SimpleNamespace(end_of_turn=is_end),
-            conversation=conversation,
+    pipeline: Any = LoggedUnits(log)
+    speech: Any = LoggedSpeech(log, most_rows)
+    chats: Any = SimpleNamespace()
+    launches = Launches(LLM, pipeline, chats, speech, None)
+    state: Any = SimpleNamespace(is_listen=False)
+    for slot, count in enumerate([2, 1, 1, 1]):
+        conversation: Any = SimpleNamespace(
+            status=None, part=Part.VOCODE, opening=None, speech=speech
         )
-        for slot, (count, is_end) in enumerate([(2, True), (1, False), (1, True), (1, False)])
-    ]
-    for unit in LoggedStage(log, most_rows).run(units, Stopwatch(torch.device("cpu"))):
-        log.append(("yield", unit.slot))
+        given: Any = None
+        conversation.running = RunningUnit(slot, given, conversation, state, is_interrupting=False)
+        conversation.running.is_spoken = True
+        chunks: deque[Any] = deque(range(count))
+        conversation.running.chunks = chunks
+        launches.conversations[slot] = conversation
+    waiting: list[Result] = [Unfinished(slot, Part.VOCODE) for slot in range(4)]
+    while waiting:
+        items = [Continue(result.slot, Part.VOCODE, 1) for result in waiting]
+        waiting = list(launches.run(items))
     return log
 
 
-def test_no_unit_waits_for_the_end_of_a_turn_or_a_further_chunk_of_another() -> None:
+def test_no_unit_waits_for_a_further_chunk_of_another() -> None:
     assert run(most_rows=4) == [
         *(("decode", slot) for slot in range(4)),
-        ("yield", 1),
-        ("yield", 2),
-        ("yield", 3),
+        ("complete", 1),
+        ("complete", 2),
+        ("complete", 3),
         ("decode", 0),
-        ("yield", 0),
-        ("end of turn", 0),
-        ("end of turn", 2),
+        ("complete", 0),
     ]
 
 
@@ -75,13 +85,11 @@ def test_units_whose_chunks_do_not_fit_into_one_call_come_before_further_chunks(
     assert run(most_rows=2) == [
         ("decode", 0),
         ("decode", 1),
-        ("yield", 1),
+        ("complete", 1),
         ("decode", 2),
         ("decode", 3),
-        ("yield", 2),
-        ("yield", 3),
+        ("complete", 2),
+        ("complete", 3),
         ("decode", 0),
-        ("yield", 0),
-        ("end of turn", 0),
-        ("end of turn", 2),
+        ("complete", 0),
     ]

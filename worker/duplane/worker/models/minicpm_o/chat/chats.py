@@ -1,8 +1,10 @@
-"""Chats in slots: feeds prompts and generates answers, in steps.
+"""Runs the parts of chats: each method does one block's work for some chats.
 
-A step is short, so that duplex conversations on the same device do not wait long. It feeds some
-rows of prompts, or generates some ids of answers, or makes a second of their speech. The rules are
-those of the reference, except where the reference fails or changes the request:
+A part is short, so that duplex conversations on the same device do not wait long. It encodes a
+batch of sounds or some pictures, feeds some rows of a prompt or an id of an answer, draws about a
+second of speech, or decodes a chunk of it. If a stage raises an error, `batch_isolation` ends only
+the chats that cause it. The rules are those of the reference, except where the reference fails or
+changes the request:
 
 - The reference fails without streaming. Here every answer is generated with streaming.
 - The reference fails if the first id is a terminator. Here the answer is empty.
@@ -17,15 +19,14 @@ The prompt has `<|im_end|>` twice before the answer, as in the reference. Source
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from duplane.worker.models.chat import ChatOptions, ChatOutput, Finish
-from duplane.worker.models.minicpm_o.batch_isolation import run_stage, stage_failure
+from duplane.worker.models.interface import Result, Unfinished
+from duplane.worker.models.minicpm_o.batch_isolation import run_stage
 from duplane.worker.models.minicpm_o.chat.prompt import (
     ChatPrompt,
     PreparedChat,
@@ -34,26 +35,18 @@ from duplane.worker.models.minicpm_o.chat.prompt import (
 )
 from duplane.worker.models.minicpm_o.chat.prompt_rows import PromptRows
 from duplane.worker.models.minicpm_o.chat.sampling import NOT_FINITE, ChatSampling
-from duplane.worker.models.minicpm_o.chat.state import Chat, ChatSpeech, Stage
+from duplane.worker.models.minicpm_o.chat.state import Chat, ChatSpeech
+from duplane.worker.models.minicpm_o.llm.passes import Fed
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.models.minicpm_o.loader import ModelParts, SpeechVocoder
 from duplane.worker.models.minicpm_o.probe import Probe
-from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
-from duplane.worker.models.minicpm_o.transfer import upload
+from duplane.worker.models.minicpm_o.stopwatch import Laps, Stopwatch
 from duplane.worker.models.minicpm_o.tts.passages import SpeechStream, advance
+from duplane.worker.models.minicpm_o.tts.talker import Talker
+from duplane.worker.models.minicpm_o.vision.seen_tiles import see
 from duplane.worker.models.minicpm_o.vocoder.token_buffer import WINDOW_TOKENS, SpeechTokens
 from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk, VocoderVoice
-from duplane.worker.models.types import FloatArray, UnitFailure
-
-_log = logging.getLogger(__name__)
-
-CHUNK_IDS = 10
-"""Ids of the answer that are fed in one step."""
-PREFILL_ROWS = 512
-"""Maximum number of rows of prompts that are fed in one step, for all chats together."""
-_ROTATION = (Stage.PREFILL, Stage.TEXT, Stage.SPEECH)
-
-Results = Iterator[ChatOutput | UnitFailure]
+from duplane.worker.models.types import UnitFailure
 
 
 class Chats:
@@ -65,8 +58,7 @@ class Chats:
         self._device = parts.llm.model.norm.weight.device
         slots = parts.llm.cache.slot_count
         self._sampling = ChatSampling(parts.tokens, parts.llm.vocabulary, slots, self._device)
-        self._chats: dict[int, Chat] = {}  # in the order in which they were opened
-        self._latest = Stage.SPEECH
+        self._chats: dict[int, Chat] = {}
 
     @property
     def memory_bytes(self) -> int:
@@ -77,7 +69,8 @@ class Chats:
         """Whether the slot has a chat."""
         return slot in self._chats
 
-    def _chat(self, slot: int) -> Chat:
+    def chat(self, slot: int) -> Chat:
+        """Return the chat of the slot; raises ValueError if there is none."""
         if slot not in self._chats:
             raise ValueError(f"slot {slot} has no chat")
         return self._chats[slot]
@@ -119,7 +112,7 @@ class Chats:
 
     def answer(self, slot: int, prompt: ChatPrompt) -> None:
         """Begin an answer to `prompt`, which is fed after the rows of the slot's context."""
-        chat = self._chat(slot)
+        chat = self.chat(slot)
         rows = PromptRows(self._parts, prompt, answer_mark(self._parts.tokens, chat.options))
         room = self._capacity - self._parts.llm.cache.length(slot) - len(rows)
         is_short = chat.options.max_new_tokens > room
@@ -132,97 +125,58 @@ class Chats:
             chat.speech.tokens.reset()
             chat.speech.stream.reset()
 
-    @torch.inference_mode()
-    def step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
-        """Run one stage, for those chats in these slots that are at this stage.
-
-        The stages alternate from step to step. Yields at most one result per slot: none for chats
-        at other stages, and none for prompts that wait until others are fed. A chat is over after
-        an output with `finish`, or a failure. If a stage raises, the chats that cause the error
-        fail. If the cause is not known, all chats of the stage without an output in this step fail.
-        """
-        chats = [self._chat(slot) for slot in sorted(set(slots))]
-        waiting = {chat.stage for chat in chats} & set(_ROTATION)
-        if not waiting:
-            return
-        after = _ROTATION.index(self._latest) + 1
-        stage = next(s for s in (*_ROTATION[after:], *_ROTATION) if s in waiting)
-        self._latest = stage
-        run = {Stage.PREFILL: self._prefill, Stage.TEXT: self._generate, Stage.SPEECH: self._speak}
-        going = [chat for chat in chats if chat.stage is stage]
-        try:
-            for result in run[stage](going):
-                going = [chat for chat in going if chat.slot != result.slot]
-                yield result
-        except torch.AcceleratorError:
-            raise
-        except Exception:  # noqa: BLE001 - any fault of a stage is logged and ends its chats
-            _log.exception("%s failed for slots %s", stage.value, [chat.slot for chat in going])
-            for chat in going:
-                chat.failure = stage_failure(chat.slot, stage.value)
-                yield self._result(chat, {})
-
-    def _prefill(self, chats: Sequence[Chat]) -> Results:
-        """Feed rows of prompts, oldest first; choose the first answer ids of complete prompts.
-
-        If the oldest prompt has sounds that must be encoded first, the step encodes one batch of
-        them instead.
-        """
-        watch = Stopwatch(self._device)
-        opened = list(self._chats)
-        waiting = sorted(chats, key=lambda chat: opened.index(chat.slot))
-        if sounds := waiting[0].prompt.unencoded_sounds(PREFILL_ROWS):
-            run_stage("audio", waiting[:1], lambda _: sounds.encode_next())
-            watch.lap("audio")
-            yield self._result(waiting[0], watch.seconds())
-            return
-        embeds = self._prompt_rows(waiting)
-        feeding = [chat for chat in chats if chat.slot in embeds]
-
-        def feed(some: Sequence[Chat]) -> tuple[Tensor, Tensor]:
-            rows = [embeds[chat.slot] for chat in some]
-            counts = [(chat.slot, len(own)) for chat, own in zip(some, rows, strict=True)]
-            return self._parts.llm.feed(counts, torch.cat(rows))
-
-        for fed, (_, logits) in run_stage("prefill", feeding, feed, cache=self._parts.llm.cache):
-            complete = [index for index, chat in enumerate(fed) if chat.prompt.is_fed]
-            if complete:
-                last = upload(complete, logits.device)
-                self._choose([fed[index] for index in complete], logits[last])
-        watch.lap("prefill")
+    def hear(self, chats: Sequence[Chat], watch: Stopwatch) -> None:
+        """HEAR: encode the next batch of sounds of each prompt."""
         for chat in chats:
-            if chat.slot in embeds and chat.prompt.is_fed:
-                chat.stage = Stage.TEXT if chat.finish is None else Stage.DONE
-            if chat.slot in embeds or chat.failure is not None:
-                yield self._result(chat, watch.seconds())
+            run_stage("audio", [chat], lambda some: some[0].prompt.hear())
+        watch.lap("audio")
 
-    def _prompt_rows(self, waiting: Sequence[Chat]) -> dict[int, Tensor]:
-        """Return, for each slot, the prompt rows [rows, hidden] to feed in one step."""
-        room, embeds = PREFILL_ROWS, dict[int, Tensor]()
+    def see(self, chats: Sequence[Chat], watch: Stopwatch) -> None:
+        """SEE: encode the next `granted` tiles of each prompt."""
+        if self._parts.vision is not None:  # otherwise the preparer has refused the pictures
+            run_stage("vision", chats, partial(see, self._parts.vision))
+        watch.lap("vision")
 
-        def take(some: Sequence[Chat]) -> Tensor:
-            return some[0].prompt.take(room)
+    def prepare_rows(self, chats: Sequence[Chat]) -> None:
+        """Before a pass: embed the next `granted` rows of prompts, or begin the next piece."""
+        for chat in chats:
+            run_stage("prompt", [chat], self._prepare_rows)
 
-        for chat in waiting:
-            if not room or chat.prompt.unencoded_sounds(room):
-                break
-            for _, rows in run_stage("prompt", [chat], take):
-                embeds[chat.slot] = rows
-                room -= len(rows)
-        return embeds
+    def _prepare_rows(self, chats: Sequence[Chat]) -> None:
+        for chat in chats:
+            if not chat.prompt.is_fed:
+                chat.pass_rows = chat.prompt.take(min(chat.granted, chat.left))
+            elif chat.has_piece:
+                self._sampling.begin_chunk(chat.slot, chat.answer)
+                chat.new_ids, chat.hidden = [], []
 
-    def _choose(self, chats: Sequence[Chat], logits: Tensor) -> None:
-        """Choose the next id of each answer from `logits` [chats, ids]."""
+    def take_rows(self, chats: Sequence[Chat], fed: Fed) -> None:
+        """After a pass: let chats whose prompt or latest id is in the context choose the next id.
+
+        A piece of the answer that is complete then is spoken, if the answer is.
+        """
+        choosing: list[Chat] = []
+        for chat in chats:
+            if chat.failure is not None:
+                continue
+            if chat.pass_rows is None:
+                state = fed.hidden_of(chat.slot)
+                chat.record_fed(state)
+                if self._probe is not None:
+                    self._probe.fed(chat.slot, chat.answer[-1], state)
+            chat.pass_rows = None
+            if chat.prompt.is_fed:
+                choosing.append(chat)
+        run_stage("choice", choosing, partial(self._choose, fed))
+        for chat in choosing:
+            chat.has_text = not chat.new_ids or chat.finish is not None or chat.has_piece
+            chat.is_speaking = chat.speech is not None and bool(chat.new_ids) and chat.has_text
+
+    def _choose(self, fed: Fed, chats: Sequence[Chat]) -> None:
+        """Choose the next id of each answer."""
         slots, uniforms = [chat.slot for chat in chats], [chat.uniforms for chat in chats]
-        try:
-            chosen = self._sampling.choose(slots, logits, uniforms)
-        except torch.AcceleratorError:
-            raise
-        except Exception:  # noqa: BLE001 - any fault of a stage is logged and ends its chats
-            _log.exception("choosing ids failed for slots %s", slots)
-            for chat in chats:
-                chat.failure = stage_failure(chat.slot, "choice")
-            return
+        logits = fed.logits_of(slots)
+        chosen = self._sampling.choose(slots, logits, uniforms)
         for row, (chat, token) in enumerate(zip(chats, chosen, strict=True)):
             if self._probe is not None:
                 self._probe.chosen(chat.slot, logits[row], token)
@@ -232,98 +186,51 @@ class Chats:
             else:
                 chat.choose(token, self._sampling.terminators)
 
-    def _generate(self, chats: Sequence[Chat]) -> Results:
-        """Feed ids of the answers, choose the next ids, and begin to speak the new ids."""
-        watch = Stopwatch(self._device)
-        for chat in chats:
-            if chat.fed_count:
-                self._sampling.begin_chunk(chat.slot, chat.answer)
-        going = list(chats)
-        for _ in range(CHUNK_IDS):
-            self._feed_ids(going)
-            going = [chat for chat in going if chat.is_answering]
-        watch.lap("decode")
-        for chat in chats:
-            run_stage("talker", [chat], self._begin_passages)
-            if chat.speech is not None:
-                watch.lap("talker", "condition")
-            yield self._result(chat, watch.seconds())
-
-    def _feed_ids(self, chats: Sequence[Chat]) -> None:
-        """Feed the latest id of each answer, and choose the next id of the answer."""
-        llm = self._parts.llm
-
-        def feed(some: Sequence[Chat]) -> tuple[Tensor, Tensor]:
-            embeds = llm.embed([chat.answer[-1] for chat in some])
-            return llm.feed([(chat.slot, 1) for chat in some], embeds)
-
-        for fed, (hidden, logits) in run_stage("decode", chats, feed, cache=llm.cache):
-            for chat, state in zip(fed, hidden.unbind(), strict=True):
-                chat.record_fed(state)
-                if self._probe is not None:
-                    self._probe.fed(chat.slot, chat.answer[-1], state)
-            self._choose(fed, logits)
-
-    def _begin_passages(self, chats: Sequence[Chat]) -> None:
-        """Begin to speak the new ids. In a chat without speech, finish the answer with its text."""
-        for chat in chats:
-            if chat.speech is not None and self._parts.talker is not None:
-                is_end = chat.finish is Finish.STOP
-                condition = self._parts.talker.condition(
-                    chat.new_ids, chat.hidden, is_text_end=is_end
-                )
-                chat.speech.stream.begin(condition)
-                chat.stage = Stage.SPEECH
-            elif chat.finish is not None:
-                chat.stage = Stage.DONE
-
-    def _speak(self, chats: Sequence[Chat]) -> Results:
-        """Draw speech tokens for the chats' passages; decode the token chunks that are complete."""
-        watch, parts = Stopwatch(self._device), self._parts
-        if parts.talker is None or parts.vocoder is None:
+    def talk(self, chats: Sequence[Chat], watch: Stopwatch) -> None:
+        """TALK: draw speech tokens of pieces, slots ascending, and cut the chunks to decode."""
+        if (talker := self._parts.talker) is None:
             raise ValueError("the model does not speak")
-        speeches = [chat.speech for chat in chats if chat.speech is not None]
-        drawn = advance(parts.talker, [speech.stream for speech in speeches])
+        beginning = [chat for chat in chats if chat.speech and chat.speech.stream.is_done]
+        for chat in beginning:
+            run_stage("talker", [chat], partial(_begin_passages, talker))
+        watch.lap("talker", "condition")
+        run_stage("talker", chats, partial(_draw, talker), cache=talker.cache)
         watch.lap("talker")
-        samples: dict[int, list[FloatArray]] = {chat.slot: [] for chat in chats}
-        chunks: list[VocoderChunk] = []
-        for chat, speech, tokens in zip(chats, speeches, drawn, strict=True):
-            if speech.stream.is_done:
-                chat.stage = Stage.DONE if chat.finish else Stage.TEXT
-            cut = speech.tokens.push(tokens, end_of_turn=chat.stage is Stage.DONE)
-            chunks += [VocoderChunk(chat.slot, chunk.tokens, chunk.is_last) for chunk in cut]
-        for chunk, decoded in zip(chunks, parts.vocoder.decode(chunks), strict=True):
-            samples[chunk.slot].append(decoded)
-            if self._probe is not None:
-                self._probe.vocoded(chunk.slot, list(chunk.tokens), chunk.is_last, len(decoded))
-        watch.lap("vocoder")
-        for chat, tokens in zip(chats, drawn, strict=True):
-            audio = np.concatenate([np.zeros(0, np.float32), *samples[chat.slot]])
-            yield self._result(chat, watch.seconds(), audio=audio, audio_token_count=len(tokens))
 
-    def _result(
-        self,
-        chat: Chat,
-        stage_s: dict[str, float],
-        *,
-        audio: FloatArray | None = None,
-        audio_token_count: int = 0,
-    ) -> ChatOutput | UnitFailure:
-        """Return a step's output with the new text, or the chat's failure."""
-        if chat.failure is not None:
-            chat.stage = Stage.DONE
-            return chat.failure
-        ids, chat.new_ids, chat.hidden = tuple(chat.new_ids), [], []
+    def results(self, chats: Sequence[Chat]) -> Iterator[Result]:
+        """Yield what each chat has come to after a launch.
+
+        There is an output for the whole prompt, for the ids of a piece, for each chunk of speech,
+        and at the end.
+        """
+        for chat in chats:
+            if chat.failure is not None:
+                yield chat.failure
+                continue
+            after = chat.part
+            if chat.has_text:
+                chat.has_text = False
+                text = chat.new_text(self._parts.tokens)
+                yield self._output(chat, text=text, token_ids=tuple(chat.new_ids))
+            elif chat.samples or after is None:
+                yield self._output(chat)
+            if after is not None:
+                yield Unfinished(chat.slot, after, chat.left)
+
+    def _output(self, chat: Chat, *, text: str = "", token_ids: tuple[int, ...] = ()) -> ChatOutput:
+        """Return an output with the samples and tokens since the last one."""
+        samples, chat.samples = chat.samples, []
+        count, chat.token_count = chat.token_count, 0
+        laps, chat.laps = chat.laps, Laps()
         return ChatOutput(
             slot=chat.slot,
             context_length=self._parts.llm.cache.length(chat.slot),
-            is_prefilled=chat.prompt.is_fed,
-            text=chat.new_text(self._parts.tokens) if audio is None else "",
-            audio=np.zeros(0, np.float32) if audio is None else audio,
-            token_ids=ids,
-            audio_token_count=audio_token_count,
-            finish=chat.finish if chat.stage is Stage.DONE else None,
-            stage_s=dict(stage_s),
+            text=text,
+            audio=np.concatenate([np.zeros(0, np.float32), *samples]),
+            token_ids=token_ids,
+            audio_token_count=count,
+            finish=chat.finish if chat.part is None else None,
+            stage_s=laps.seconds(),
         )
 
     def close(self, slot: int) -> None:
@@ -346,3 +253,24 @@ def _speech(
         fewest=WINDOW_TOKENS,
     )
     return ChatSpeech(stream, tokens)
+
+
+def _begin_passages(talker: Talker, chats: Sequence[Chat]) -> None:
+    """Begin to speak the ids of the pieces."""
+    for chat in chats:
+        if chat.speech is not None:
+            is_end = chat.finish is Finish.STOP
+            condition = talker.condition(chat.new_ids, chat.hidden, is_text_end=is_end)
+            chat.speech.stream.begin(condition)
+
+
+def _draw(talker: Talker, chats: Sequence[Chat]) -> None:
+    """Draw speech tokens, and cut them into chunks."""
+    speeches = [chat.speech for chat in chats if chat.speech is not None]
+    drawn = advance(talker, [speech.stream for speech in speeches])
+    for chat, speech, tokens in zip(chats, speeches, drawn, strict=True):
+        chat.is_speaking = not speech.stream.is_done
+        chat.token_count += len(tokens)
+        is_end = chat.finish is not None and not chat.is_speaking
+        cut = speech.tokens.push(tokens, end_of_turn=is_end)
+        chat.chunks += [VocoderChunk(chat.slot, chunk.tokens, chunk.is_last) for chunk in cut]

@@ -1,30 +1,36 @@
 """The rows of a chat's prompt: encodes its pictures and sounds when their rows are needed.
 
-So a long prompt can be fed in several steps.
+So a long prompt can be fed in several launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from duplane.worker.models.interface import Part
 from duplane.worker.models.minicpm_o.audio.clip import clip_rows, split_clips
 from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
 from duplane.worker.models.minicpm_o.chat.prompt import Bound, ChatPrompt, MessageSounds, Picture
 from duplane.worker.models.minicpm_o.loader import ModelParts
-from duplane.worker.models.minicpm_o.types import PreparedImage
+from duplane.worker.models.minicpm_o.vision.seen_tiles import SeenTiles
 from duplane.worker.models.types import FloatArray
+
+SEEN_ROWS = 512
+"""The pictures that begin within this number of rows may be encoded together."""
 
 
 class PromptRows:
     """The embeddings of a prompt and of the `closing_ids` after it, which `take` returns in order.
 
-    `fed` is the number of rows that `take` has returned.
+    The pictures among the next rows are encoded together before these rows are taken, and so is a
+    batch of sounds. `seen` has the tiles of all pictures. `fed` is the number of rows that `take`
+    has returned.
     """
 
     def __init__(
@@ -37,10 +43,13 @@ class PromptRows:
         for group in prompt.sound_groups:
             batches = Sounds(parts, is_blockwise=prompt.is_blockwise)
             encoded |= {id(sounds): batches.message(sounds) for sounds in group}
+        images = [medium.image for medium in prompt.media if isinstance(medium, Picture)]
+        self.seen = SeenTiles(images)
+        stops = accumulate(len(image.tiles) for image in images)
         self._media = [
-            Medium(partial(_encode_image, parts, medium.image), medium.bounds)
+            EncodedPicture(self.seen, len(medium.image.tiles), next(stops), medium.bounds)
             if isinstance(medium, Picture)
-            else encoded[id(medium)].medium
+            else encoded[id(medium)]
             for medium in prompt.media
         ]
 
@@ -52,50 +61,106 @@ class PromptRows:
         """Whether `take` has returned all rows."""
         return self.fed == len(self._ids)
 
-    def unencoded_sounds(self, count: int) -> EncodedSounds | None:
-        """Return the sounds that must be encoded before the next `count` rows are taken, if any."""
-        for medium in self._media:
-            sounds, start = medium.sounds, medium.bounds[0][0]
-            if sounds is not None and start < self.fed + count and not sounds.is_encoded:
-                return sounds
-        return None
+    @property
+    def _missing(self) -> EncodedPicture | EncodedSounds | None:
+        """The first picture or message with sounds that is not encoded."""
+        return next((medium for medium in self._media if not medium.is_encoded), None)
+
+    @property
+    def part(self) -> Part:
+        """The part that does the next piece of work, unless all rows are fed."""
+        missing = self._missing
+        if missing is None or missing.start > self.fed:
+            return Part.FEED
+        return Part.HEAR if isinstance(missing, EncodedSounds) else Part.SEE
+
+    @property
+    def left(self) -> int:
+        """How many rows can be taken, or how many tiles to encode, before another part is next."""
+        missing = self._missing
+        if missing is None:
+            return len(self._ids) - self.fed
+        if missing.start > self.fed:
+            return missing.start - self.fed
+        if isinstance(missing, EncodedSounds):
+            return 1
+        near = [
+            medium
+            for medium in self._media
+            if isinstance(medium, EncodedPicture) and medium.start < self.fed + SEEN_ROWS
+        ]
+        return near[-1].stop - self.seen.count
+
+    def hear(self) -> None:
+        """Encode the next batch of sounds of the whole prompt."""
+        missing = self._missing
+        if isinstance(missing, EncodedSounds):
+            missing.encode_next()
 
     def take(self, count: int) -> Tensor:
-        """Return the next embeddings [rows, hidden], at most `count`. Encode media among them."""
+        """Return the next embeddings [rows, hidden], at most `count`; see `left`."""
         start, stop = self.fed, min(self.fed + count, len(self._ids))
         rows = self._parts.llm.embed(self._ids[start:stop])
         for medium in self._media:
-            if medium.bounds[0][0] < stop:
-                medium.write_into(rows, start)
+            if medium.start >= stop:
+                break
+            medium.write_into(rows, start)
         self._media = [medium for medium in self._media if medium.bounds[-1][1] > stop]
         self.fed = stop
         return rows
 
 
-@dataclass
-class Medium:
-    """A picture, or the `sounds` of one message.
+class Medium(ABC):
+    """A picture, or the sounds of one message.
 
     `bounds` are the ranges of rows that its embeddings fill in the prompt, each as (first row, row
-    after the last). `encode` returns the embeddings for all these rows as one tensor.
+    after the last).
     """
 
-    encode: Callable[[], Tensor]
-    bounds: Sequence[Bound]
-    sounds: EncodedSounds | None = None
-    embeds: Tensor | None = None
+    def __init__(self, bounds: Sequence[Bound]) -> None:
+        self.bounds = bounds
+        self._joined: Tensor | None = None
+
+    @property
+    def start(self) -> int:
+        """The first row."""
+        return self.bounds[0][0]
+
+    @property
+    @abstractmethod
+    def is_encoded(self) -> bool:
+        """Whether all embeddings are computed."""
+
+    @abstractmethod
+    def join(self) -> Tensor:
+        """Return the embeddings of all rows, [rows, hidden]. Called once, after `is_encoded`."""
 
     def write_into(self, rows: Tensor, start: int) -> None:
         """Write the embeddings into `rows`, which are the prompt's rows from row `start` on."""
-        if self.embeds is None:
-            self.embeds = self.encode().to(rows.dtype)
+        if self._joined is None:
+            self._joined = self.join().to(rows.dtype)
         stop, before = start + len(rows), 0
         for first, last in self.bounds:
             low, high = max(first, start), min(last, stop)
             if low < high:
                 offset = before - first
-                rows[low - start : high - start] = self.embeds[low + offset : high + offset]
+                rows[low - start : high - start] = self._joined[low + offset : high + offset]
             before += last - first
+
+
+class EncodedPicture(Medium):
+    """A picture of `tiles` tiles. It is encoded when `stop` tiles of the prompt are."""
+
+    def __init__(self, seen: SeenTiles, tiles: int, stop: int, bounds: Sequence[Bound]) -> None:
+        super().__init__(bounds)
+        self._seen, self._tiles, self.stop = seen, tiles, stop
+
+    @property
+    def is_encoded(self) -> bool:
+        return self._seen.count >= self.stop
+
+    def join(self) -> Tensor:
+        return torch.cat([self._seen.embeds.popleft() for _ in range(self._tiles)])
 
 
 class Sounds:
@@ -130,14 +195,14 @@ class Sounds:
             yield
 
 
-class EncodedSounds:
+class EncodedSounds(Medium):
     """The sounds of one message. `embeds` [rows, hidden] are the embeddings so far, in order."""
 
     def __init__(self, sounds: MessageSounds, batches: Iterator[None]) -> None:
-        self._clips, self._bounds = sounds.clips, sounds.bounds
+        super().__init__(sounds.bounds)
+        self._clips = sounds.clips
         self._batches = batches
         self.embeds: list[Tensor] = []
-        self.medium = Medium(self._encode, self._bounds, self)
 
     def clips(self, config: AudioConfig) -> list[FloatArray]:
         """Return the clips, joined to one clip unless that would give too few embeddings."""
@@ -148,24 +213,15 @@ class EncodedSounds:
 
     @property
     def _count(self) -> int:
-        return sum(stop - start for start, stop in self._bounds)
+        return sum(stop - start for start, stop in self.bounds)
 
     @property
     def is_encoded(self) -> bool:
-        """Whether all sounds of the message are encoded."""
         return sum(map(len, self.embeds)) >= self._count
 
     def encode_next(self) -> None:
         """Encode the next batch of sounds of the whole prompt."""
         next(self._batches)
 
-    def _encode(self) -> Tensor:
-        while not self.is_encoded:
-            self.encode_next()
+    def join(self) -> Tensor:
         return torch.cat(self.embeds)
-
-
-def _encode_image(parts: ModelParts, image: PreparedImage) -> Tensor:
-    if parts.vision is None:
-        raise ValueError("the model refuses pictures")
-    return parts.vision.encode([image])[0].flatten(0, 1)

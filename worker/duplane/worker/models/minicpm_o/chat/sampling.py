@@ -76,7 +76,7 @@ class ChatSampling:
         """Choose one id per slot from raw logits, float32 `[slots, vocabulary]`.
 
         Returns `NOT_FINITE` for a slot whose logits are not finite. The host waits for the device
-        once per batch.
+        once per batch. After an exception the call can be repeated.
         """
         options = [self._of(slot) for slot in slots]
         draws = [
@@ -90,8 +90,6 @@ class ChatSampling:
         chosen = choose_ids(self._scores(slots, options, logits), draws, ahead).choice
         chosen = torch.where(logits.sum(-1).isfinite(), chosen, NOT_FINITE)
         ids: list[int] = download(chosen).tolist()
-        for row, source in zip(draws, uniforms, strict=True):
-            source.advance(int(row.is_drawn))
         new = [
             (slot, token)
             for slot, token in zip(slots, ids, strict=True)
@@ -100,6 +98,8 @@ class ChatSampling:
         for slot, token in new:
             self._recent[slot].add(token)
         self._penalised.update([(slot, token, True) for slot, token in new])
+        for row, source in zip(draws, uniforms, strict=True):
+            source.advance(int(row.is_drawn))
         return ids
 
     def _of(self, slot: int) -> ChatOptions:

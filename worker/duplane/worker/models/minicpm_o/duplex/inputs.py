@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.minicpm_o.vision.layout import ImageMarks, duplex_layout, tile_count
 from duplane.worker.models.minicpm_o.vision.pixels import USUAL_SCANS, PlannedImage
 from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
+from duplane.worker.models.minicpm_o.vision.seen_tiles import see
 from duplane.worker.models.types import ImageError, Unit, UnitFailure
 
 MAX_FRAME_PIXELS = 1 << 23
@@ -43,7 +44,6 @@ class UnitInputs:
             names = (marks.image_start, marks.image_end, marks.slice_start, marks.slice_end)
             self._marks = {name: parts.tokens.id_of(name) for name in names}
         self._prompts = parts.prompts
-        self._tile_rows = 0 if parts.vision is None else parts.vision.rows
 
     def prepare(self, unit: Unit) -> Unit | UnitFailure:
         """Decode the unit's frames that are not decoded yet; safe in any thread."""
@@ -70,37 +70,10 @@ class UnitInputs:
         self._audio.mel.take(unit.slot)
         return None
 
-    def images_ahead(self, unit: RunningUnit, row_count: int) -> int:
-        """Return how many images of a unit to feed before its other rows.
-
-        These images have at most `row_count` rows together, or they are a single image. The unit's
-        last image is never fed ahead, so that the unit has rows left. So the result is 0 only if
-        no other image is left.
-        """
-        rows, count = 0, 0
-        for image in unit.images[unit.fed_images : -1]:
-            rows += self.count_image_rows(image)
-            if count and rows > row_count:
-                break
-            count += 1
-        return count
-
-    def count_image_rows(self, image: PreparedImage) -> int:
-        """Count the rows that a prepared frame adds to the context, with its marks."""
-        return tile_count(image.grid) * (2 + self._tile_rows)
-
-    def encode_frames(self, units: Sequence[RunningUnit], most: int | None = None) -> None:
-        """Encode frames of all units in one batch: [tiles, rows, hidden] for each frame.
-
-        Frames that are encoded already are left out. Of each unit's other frames, at most `most`
-        are encoded.
-        """
-        if self._vision is None:
-            return  # `prepare_unit` has refused the frames
-        images = [unit.images[len(unit.frame_embeds) :][:most] for unit in units]
-        embeds = iter(self._vision.encode([image for own in images for image in own]))
-        for unit, own in zip(units, images, strict=True):
-            unit.frame_embeds += [next(embeds) for _ in own]
+    def encode_tiles(self, units: Sequence[RunningUnit]) -> None:
+        """Encode the next tiles of all units in one batch: at most `granted` of each unit."""
+        if self._vision is not None:  # otherwise `prepare_unit` has refused the frames
+            see(self._vision, units)
 
     def encode_audio(self, units: Sequence[RunningUnit]) -> None:
         """Encode the audio that `buffer_audio` has taken for each unit: [rows, hidden] per unit."""
@@ -108,27 +81,14 @@ class UnitInputs:
         for unit, rows in zip(units, embeds.unbind(), strict=True):
             unit.audio_embeds = rows
 
-    def feed(self, units: Sequence[RunningUnit]) -> Tensor:
-        """Feed the input of each unit to its context; return the last rows' logits [units, ids].
-
-        The pending ids of the conversation come first.
-        """
-        embedded = self.embed(units, [unit.conversation.pending_ids for unit in units])
-        logits = self._llm.feed_units([unit.slot for unit in units], embedded)
-        for unit in units:
-            unit.conversation.pending_ids = ()
-        return logits
-
-    def feed_images(self, units: Sequence[RunningUnit]) -> None:
-        """Feed the encoded images of each unit, which come before the rest of its input."""
+    def embed_units(self, units: Sequence[RunningUnit]) -> None:
+        """Embed the whole input of each unit. The pending ids of the conversation come first."""
         embedded = self.embed(units, [unit.conversation.pending_ids for unit in units])
         for unit, rows in zip(units, embedded, strict=True):
-            self._llm.append_long(unit.slot, rows)
-            unit.fed_images = len(unit.frame_embeds)
-            unit.conversation.pending_ids = ()
+            unit.embeds, unit.conversation.pending_ids = rows, ()
 
     def embed(self, units: Sequence[RunningUnit], before: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the rows [n, hidden] of each unit's input, without images that are fed already.
+        """Return the rows [n, hidden] of each unit's input.
 
         These are, in this order: the ids `before` the unit, `<unit>`, the encoded frames between
         their marks, and the audio.
@@ -139,21 +99,15 @@ class UnitInputs:
         marks = dict(zip(self._marks, others, strict=False))
         embedded: list[Tensor] = []
         for unit, first in zip(units, others[len(marks) :], strict=True):
-            fed = unit.fed_images
-            rows = [] if fed else [first, unit_mark]
-            for image, tiles in zip(unit.images[fed:], unit.frame_embeds[fed:], strict=False):
-                rows += self._frame_rows(image, tiles, marks)
+            rows, tiles = [first, unit_mark], iter(unit.seen.embeds)
+            for image in unit.images:
+                own = list(islice(tiles, len(image.tiles)))
+                layout = duplex_layout(self._image_marks, image.grid)
+                rows += [marks[part] if isinstance(part, str) else own[part] for part in layout]
             if unit.audio_embeds is not None:
                 rows.append(unit.audio_embeds)
             embedded.append(torch.cat([row.to(unit_mark.dtype) for row in rows]))
         return embedded
-
-    def _frame_rows(
-        self, image: PreparedImage, tiles: Tensor, marks: dict[str, Tensor]
-    ) -> list[Tensor]:
-        """Return the rows of one frame, in the order of its layout."""
-        layout = duplex_layout(self._image_marks, image.grid)
-        return [marks[part] if isinstance(part, str) else tiles[part] for part in layout]
 
 
 def prepare_unit(pictures: Pictures | None, unit: Unit) -> Unit | UnitFailure:

@@ -1,8 +1,12 @@
-"""Runs the stages of units in their order: accept, encode, prefill, generate text, speak.
+"""Runs the parts of units: each method does one block's work for units of several conversations.
 
-Units of several conversations, one of each, run together. If a stage raises an error,
-`batch_isolation` ends only the conversations that cause it. Later, `DuplexModel.settle` completes
-the units with `Pipeline.apply`. Source: class `DuplexCapability` of
+A unit is accepted, and then moves from part to part (`RunningUnit.part`): its sound and pictures
+are encoded, its rows are fed, ids are chosen and fed one by one, and its text is spoken. After a
+part, `results` yields what each unit has come to. If a stage raises an error, `batch_isolation`
+ends only the conversations that cause it.
+
+The parts of speech may run in another thread than the others, for other slots. So they change
+nothing but the state of their slots, and of talker and vocoder. Source: class `DuplexCapability` of
 `MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
@@ -10,39 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import islice
 
 import torch
-from torch import Tensor
 
+from duplane.worker.models.interface import Ready, Result, Unfinished
 from duplane.worker.models.minicpm_o.batch_isolation import run_stage
-from duplane.worker.models.minicpm_o.duplex import rebuild_state
 from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit, Status
 from duplane.worker.models.minicpm_o.duplex.inputs import UnitInputs, refusal
 from duplane.worker.models.minicpm_o.duplex.sampling import Decision, DuplexSampling
-from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage, unit_audio
-from duplane.worker.models.minicpm_o.duplex.unit_state import UnitState
+from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
+from duplane.worker.models.minicpm_o.duplex.unit_output import unit_output
+from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord, UnitState
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
+from duplane.worker.models.minicpm_o.llm.passes import Fed
 from duplane.worker.models.minicpm_o.loader import ModelParts
 from duplane.worker.models.minicpm_o.probe import Probe
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
-from duplane.worker.models.minicpm_o.transfer import upload
-from duplane.worker.models.minicpm_o.types import PreparedImage
-from duplane.worker.models.types import (
-    SpeechOutcome,
-    StateChange,
-    Unit,
-    UnitFailure,
-    UnitOutput,
-    UnitReach,
-)
+from duplane.worker.models.types import Unit, UnitFailure
 
-PrefilledBatch = tuple[Sequence[RunningUnit], Tensor]
-"""Units that were fed together, and the logits [units, ids] of their last rows."""
+Results = Iterator[Result]
 
 
 class Pipeline:
-    """The stages of one model."""
+    """The parts of the units of one model."""
 
     def __init__(
         self,
@@ -73,60 +67,13 @@ class Pipeline:
             unit.slot, unit, conversation, state, is_interrupting, is_amid_turn=turn.is_open
         )
 
-    def run(self, units: Sequence[RunningUnit]) -> Iterator[UnitOutput | UnitFailure]:
-        """Run units with ascending slots. Yield the output or failure of each when it is done."""
-        watch = Stopwatch(self._device)
-        accepted: list[RunningUnit] = []
+    def accept(self, units: Sequence[RunningUnit]) -> Results:
+        """Prepare the input of units, or refuse them."""
         for unit in units:
             run_stage("intake", [unit], self._accept)  # alone: it cannot be repeated
-            conversation = unit.conversation
-            conversation.ahead = None
             if unit.failure is None:
-                conversation.unsettled, conversation.status = unit, Status.UNSETTLED
-                accepted.append(unit)
-            else:
-                yield self._result(unit, {})
-        if with_frames := [unit for unit in accepted if unit.images]:
-            run_stage("vision", with_frames, self.inputs.encode_frames)
-            watch.lap("vision")
-        with_audio = [unit for unit in accepted if unit.rows.audio]
-        run_stage("audio", with_audio, self.inputs.encode_audio)
-        watch.lap("audio")
-        batches = run_stage("prefill", accepted, self.inputs.feed, cache=self._llm.cache)
-        watch.lap("prefill")
-        if self._probe is not None:
-            self._show_input(self._probe, batches)
-        yield from (self._result(unit, {}) for unit in accepted if unit.failure)
-        if interrupting := [unit for unit in accepted if unit.is_interrupting]:
-            self._interrupt(interrupting)
-        speaking: list[RunningUnit] = []
-        for unit in self._generate(batches):
-            if unit.failure or unit.state.is_listen or unit.conversation.speech is None:
-                yield self._result(unit, watch.seconds("decode"))
-            else:
-                speaking.append(unit)
-        watch.lap("decode")
-        if self._speech is not None and speaking:
-            speaking.sort(key=lambda unit: unit.slot)
-            for unit in self._speech.run(speaking, watch):
-                yield self._result(unit, watch.seconds())
-
-    def feed_ahead(self, unit: RunningUnit, row_count: int) -> int | UnitFailure:
-        """Encode and feed the first images of a unit; see `DuplexModel.feed_ahead`."""
-        run_stage("intake", [unit], self._accept)
-        conversation = unit.conversation
-        conversation.ahead, conversation.status = unit, Status.BEGUN
-        if unit.failure is None and (count := self.inputs.images_ahead(unit, row_count)):
-            encode = partial(self.inputs.encode_frames, most=count)
-            run_stage("vision", [unit], encode)
-            run_stage("prefill", [unit], self.inputs.feed_images, cache=self._llm.cache)
-        if unit.failure is not None:
-            conversation.ahead = None
-            conversation.status = Status.LOST if unit.failure.is_fatal else Status.READY
-            return unit.failure
-        fed = sum(map(self.inputs.count_image_rows, unit.images[: unit.fed_images]))
-        left = sum(unit.rows) - fed - (unit.fed_images > 0)  # `<unit>` is fed, too
-        return left if unit.fed_images + 1 < len(unit.images) else min(left, row_count)
+                unit.conversation.running, unit.conversation.status = unit, Status.RUNNING
+        return self.results(units)
 
     def _accept(self, units: Sequence[RunningUnit]) -> None:
         """Prepare the input of each unit, or refuse the unit by setting its failure.
@@ -135,21 +82,18 @@ class Pipeline:
         short stays in the buffer, and the window may have dropped units to make room.
         """
         for unit in units:
-            if unit is unit.conversation.ahead:
-                continue  # `feed_ahead` has prepared it
             prepared = self.inputs.prepare(unit.unit) if unit.unit.frames else unit.unit
             if isinstance(prepared, UnitFailure):
                 unit.failure = prepared
                 continue
-            unit.unit, unit.rows = prepared, self.inputs.count_rows(prepared)
-            unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
-            pending_count = len(unit.conversation.pending_ids)
-            unit.start = self._llm.cache.length(unit.slot) + pending_count
+            unit.set_input(prepared, self.inputs.count_rows(prepared))
+            unit.start = self._llm.cache.length(unit.slot) + len(unit.conversation.pending_ids)
             if unit.start > (limit := self.row_limit(unit)):
-                unit.failure = self.make_room(unit, limit)
+                unit.failure = self._make_room(unit, limit)
             if unit.failure is None and unit.rows.audio:
                 unit.failure = self._hear(unit)
             if unit.failure is None:
+                unit.row_count = len(unit.conversation.pending_ids) + sum(unit.rows)
                 unit.first_draw = unit.conversation.sampling.uniforms.used_count
                 self._take_requests(unit)
 
@@ -183,61 +127,82 @@ class Pipeline:
         rows = sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows
         return min(cache.capacity - rows, self._capacity - 1)
 
-    def make_room(self, unit: RunningUnit, limit: int) -> UnitFailure | None:
+    def _make_room(self, unit: RunningUnit, limit: int) -> UnitFailure | None:
         """Let the window drop units until the context before `unit` has at most `limit` rows."""
         while unit.start > limit:
             slide = unit.conversation.window.slide(limit)
             if slide is None:
                 message = f"{unit.start} rows of {self._capacity}, the unit needs at most {limit}"
                 return refusal(unit.unit, "CONTEXT_FULL", message)
-            self._feed_pending([unit])
+            self._feed_pending([unit.conversation])
             self._llm.splice(unit.slot, slide)
             unit.start = self._llm.cache.length(unit.slot)
         return None
 
-    def _show_input(self, probe: Probe, batches: Sequence[PrefilledBatch]) -> None:
-        for units, logits in batches:
-            for unit, row in zip(units, logits.unbind(), strict=True):
-                if unit.frame_embeds:
-                    probe.frames_encoded(unit.slot, torch.cat(unit.frame_embeds))
-                probe.prefilled(unit.slot, row, self._llm.cache.length(unit.slot))
-                if unit.audio_embeds is not None:
-                    probe.audio_encoded(unit.slot, unit.audio_embeds)
+    def hear(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:
+        """HEAR: encode the sound of units."""
+        run_stage("audio", units, self.inputs.encode_audio)
+        watch.lap("audio")
 
-    def _interrupt(self, units: Sequence[RunningUnit]) -> None:
-        """End the turns that a forced listen interrupts, and their speech."""
-        for unit in units:
-            unit.next_id = unit.state.interrupt()
-        run_stage("decode", units, self._feed_ids, cache=self._llm.cache)
-        if self._speech is not None:
-            run_stage("turn", units, self._speech.end_turns)
+    def see(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:
+        """SEE: encode the next `granted` tiles of units."""
+        run_stage("vision", units, self.inputs.encode_tiles)
+        watch.lap("vision")
 
-    def _generate(self, batches: list[PrefilledBatch]) -> Iterator[RunningUnit]:
-        """Choose and feed ids step by step, for the units of all `batches` together.
+    def prepare_rows(self, units: Sequence[RunningUnit]) -> None:
+        """Before a pass: embed the input of units of which no row was fed."""
+        beginning = [unit for unit in units if unit.fed == 0]
+        run_stage("prefill", beginning, self.inputs.embed_units)
 
-        Yields each unit when its text is complete or it has a failure.
+    def take_rows(self, units: Sequence[RunningUnit], fed: Fed) -> None:
+        """After a pass: let units whose input or latest id is in the context choose the next id."""
+        choosing = [unit for unit in units if unit.failure is None and self._note(unit, fed)]
+        drawn = [unit for unit in choosing if unit.state.needs_choice]
+        run_stage("choice", drawn, partial(self._choose, fed))
+        for unit in choosing:
+            unit.next_id = None if unit.failure else unit.state.advance(unit.chosen_id)
+
+    def _note(self, unit: RunningUnit, fed: Fed) -> bool:
+        """Note the rows that were fed. Return whether the unit chooses an id now.
+
+        A unit that interrupts a turn first feeds the id that ends this turn.
         """
-        while batches:
-            units, logits = batches[0]
-            if len(batches) > 1:
-                units = [unit for some, _ in batches for unit in some]
-                logits = torch.cat([rows for _, rows in batches])
-            choosing = [unit for unit in units if unit.state.needs_choice]
-            run_stage("choice", choosing, partial(self._choose, units, logits))
-            for unit in units:
-                unit.next_id = None if unit.failure else unit.state.advance(unit.chosen_id)
-            yield from (unit for unit in units if unit.next_id is None)
-            feeding = [unit for unit in units if unit.next_id is not None]
-            batches = run_stage("decode", feeding, self._feed_ids, cache=self._llm.cache)
-            yield from (unit for unit in feeding if unit.failure)
+        if unit.embeds is None:
+            self._note_id(unit, fed)
+            return True
+        count = min(unit.granted, len(unit.embeds))
+        unit.fed, unit.embeds = unit.fed + count, unit.embeds[count:]
+        if unit.fed < unit.row_count:
+            return False
+        if self._probe is not None:
+            self._show_input(self._probe, unit, fed)
+        unit.embeds = unit.audio_embeds = None
+        unit.seen.embeds.clear()
+        if unit.is_interrupting:
+            unit.next_id = unit.state.interrupt()
+        return not unit.is_interrupting
 
-    def _choose(
-        self, units: Sequence[RunningUnit], logits: Tensor, choosing: Sequence[RunningUnit]
-    ) -> None:
-        """Choose the next id of the units in `choosing`. `logits` has a row for each of `units`."""
-        if len(choosing) < len(units):
-            rows = {unit.slot: row for row, unit in enumerate(units)}
-            logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]
+    def _note_id(self, unit: RunningUnit, fed: Fed) -> None:
+        """Note that `next_id` was fed. After the end of a turn, the speech of the turn ends."""
+        hidden = fed.hidden_of(unit.slot)
+        if len(unit.state.text_ids) > len(unit.hidden):
+            unit.hidden.append(hidden)
+        if self._probe is not None and unit.next_id is not None:
+            self._probe.fed(unit.slot, unit.next_id, hidden)
+        if unit.is_interrupting:
+            unit.conversation.end_speech()
+
+    def _show_input(self, probe: Probe, unit: RunningUnit, fed: Fed) -> None:
+        if unit.seen.embeds:
+            probe.frames_encoded(unit.slot, torch.stack(tuple(unit.seen.embeds)))
+        (logits,) = fed.logits_of([unit.slot])
+        probe.prefilled(unit.slot, logits, self._llm.cache.length(unit.slot))
+        if unit.audio_embeds is not None:
+            probe.audio_encoded(unit.slot, unit.audio_embeds)
+
+    def _choose(self, fed: Fed, choosing: Sequence[RunningUnit]) -> None:
+        """Choose the next id of units."""
+        logits = fed.logits_of([unit.slot for unit in choosing])
         samplings = [unit.conversation.sampling for unit in choosing]
         begins_unit = [unit.state.is_begin for unit in choosing]
         required = [
@@ -261,98 +226,113 @@ class Pipeline:
             if self._probe is not None:
                 self._probe.chosen(unit.slot, logits[row], token)
 
-    def _feed_ids(self, units: Sequence[RunningUnit]) -> Tensor:
-        """Feed the next id of each unit. Return the logits [units, ids] after these ids."""
-        ids = [unit.next_id for unit in units if unit.next_id is not None]
-        counts = [(unit.slot, 1) for unit in units]
-        hidden, logits = self._llm.feed(counts, self._llm.embed(ids))
-        for unit, token, state in zip(units, ids, hidden.unbind(), strict=True):
-            if len(unit.state.text_ids) > len(unit.hidden):
-                unit.hidden.append(state)
-            if self._probe is not None:
-                self._probe.fed(unit.slot, token, state)
-        return logits
+    def talk(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:
+        """TALK: draw the speech tokens of units."""
+        if self._speech is not None:
+            self._speech.talk(units, watch)
 
-    def _result(self, unit: RunningUnit, stage_s: dict[str, float]) -> UnitOutput | UnitFailure:
-        """Return the unit's output, or its failure. A fatal failure ends the conversation."""
-        if unit.failure is not None:
-            if unit.failure.is_fatal:
-                unit.conversation.status = Status.LOST
-            return unit.failure
-        state = unit.state
-        requested = unit.conversation.requested
-        has_ended = any(end.outcome is SpeechOutcome.INTERRUPTED for end in unit.results)
-        new_requests = islice(requested.requests, len(requested.requests) - unit.new_requests, None)
-        change = StateChange(
-            speech_token_ids=tuple(unit.speech_tokens),
-            chosen_token_ids=tuple(unit.chosen_ids),
-            draw_count=unit.conversation.sampling.uniforms.used_count - unit.first_draw,
-            interrupted_turn=unit.is_interrupting,
-            was_requested=unit.request is not None,
-            ended_requests=has_ended,
-            requests=tuple(new_requests),
-        )
-        if unit.request is not None:
-            unit.results += requested.spoken(len(state.text_ids))
-        return UnitOutput(
-            slot=unit.slot,
-            is_listen=state.is_listen,
-            text="" if state.is_listen else self._tokens.decode(state.text_ids),
-            audio=unit_audio(unit.samples, end_of_turn=state.end_of_turn),
-            end_of_turn=state.end_of_turn and not state.is_listen,
-            context_length=self._llm.cache.length(unit.slot),
-            token_ids=tuple(state.token_ids),
-            text_token_count=len(state.text_ids),
-            audio_token_count=len(unit.speech_tokens),
-            input_audio_count=unit.rows.audio,
-            input_video_count=unit.rows.video,
-            input_mark_count=unit.rows.marks,
-            stage_s={**stage_s, "settle": unit.conversation.settle_s},
-            interrupted_turn=unit.is_amid_turn and state.is_listen,
-            is_forced=state.is_forced,
-            listen_probability=unit.listen_probability,
-            state=rebuild_state.encode(change),
-            change=change,
-            speech_request=unit.request,
-            speech_results=tuple(unit.results),
-            reach=_reach(unit),
-        )
+    def results(self, units: Sequence[RunningUnit]) -> Results:
+        """Yield the next part of each unit, its output or its failure.
 
-    def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
-        """Feed pending ids of units, then move context rows (`Slide`). Return the seconds taken."""
-        watch = Stopwatch(self._device)
-        units = [unit for unit, _ in slides]
-        run_stage("settle", units, self._feed_pending, cache=self._llm.cache)
-        for unit, slide in slides:
-            if slide is not None:
-                run_stage("window", [unit], partial(self._splice, slide))
-        return watch.seconds("settle")["settle"]
-
-    def _splice(self, slide: Slide, units: Sequence[RunningUnit]) -> None:
+        The units of which the output was yielded are completed afterwards: the ends of their turns
+        are noted, and the rows that the context window drops.
+        """
+        ended: list[RunningUnit] = []
         for unit in units:
-            self._llm.splice(unit.slot, slide)
+            if unit.failure is not None:
+                yield self._lost(unit)
+            elif part := unit.part:
+                yield Unfinished(unit.slot, part, unit.left)
+            else:
+                yield unit_output(unit, self._tokens, self._llm.cache.length(unit.slot))
+                ended.append(unit)
+        turns = [unit for unit in ended if unit.speaks and unit.state.end_of_turn]
+        if self._speech is not None:
+            run_stage("turn", turns, self._speech.end_turns)
+        for unit in ended:
+            if unit.failure is not None:
+                yield self._lost(unit)
+                continue
+            self._complete(unit)
+            if part := unit.conversation.part:
+                yield Unfinished(unit.slot, part)
 
-    def _feed_pending(self, units: Sequence[RunningUnit]) -> None:
-        """Feed the pending ids of the units' conversations. The slots must be ascending."""
-        pending = [unit for unit in units if unit.conversation.pending_ids]
+    def _lost(self, unit: RunningUnit) -> UnitFailure:
+        """Return the failure of a unit. A fatal failure ends the conversation."""
+        assert unit.failure is not None
+        if unit.failure.is_fatal:
+            unit.conversation.status = Status.LOST
+        return unit.failure
+
+    def _complete(self, unit: RunningUnit) -> None:
+        """Add a unit to the units of the window, without a launch.
+
+        The closing ids are fed with the next unit, which saves a pass over the weights. If the
+        window drops units, SETTLE feeds the closing ids first, because they must be computed while
+        these units are in the context.
+        """
+        state, conversation, window = unit.state, unit.conversation, unit.conversation.window
+        rows = self._llm.cache.length(unit.slot) + len(state.closing_ids) - unit.start
+        ids = tuple(state.text_ids)
+        window.units.append(UnitRecord(conversation.number, rows, state.is_listen, ids))
+        conversation.pending_ids, conversation.running = state.closing_ids, None
+        conversation.settle_s = 0.0
+        conversation.slide = window.slide() if window.is_on else None
+        conversation.status = Status.READY if conversation.slide is None else Status.UNSETTLED
+        self._show_settled(conversation)
+
+    def _show_settled(self, conversation: Conversation) -> None:
+        if self._probe is not None and conversation.slide is None:
+            length = self._llm.cache.length(conversation.slot) + len(conversation.pending_ids)
+            self._probe.settled(conversation.slot, length)
+
+    def settle(self, conversation: Conversation) -> Results:
+        """SETTLE: move the context window."""
+        watch, slide, conversation.slide = Stopwatch(self._device), conversation.slide, None
+        if slide is not None:
+            self.apply(conversation, slide)
+        watch.lap("settle")
+        conversation.settle_s = watch.seconds()["settle"]
+        conversation.status = Status.READY
+        self._show_settled(conversation)
+        return self._after(conversation)
+
+    def start_turn(self, conversation: Conversation) -> Results:
+        """VOICE: compute the prompt of the voice, and start the next turn."""
+        if self._speech is not None:
+            run_stage("turn", [conversation], self._speech.start_turns)
+        return self._after(conversation)
+
+    def _after(self, conversation: Conversation) -> Results:
+        """Yield what a conversation without a unit has come to."""
+        if conversation.failure is not None:
+            conversation.status = Status.LOST
+            yield conversation.failure
+        elif part := conversation.part:
+            yield Unfinished(conversation.slot, part)
+        else:
+            yield Ready(conversation.slot)
+
+    def feed_closing_ids(self, conversation: Conversation) -> Results:
+        """Feed the closing ids of the last unit now, and not with the next unit."""
+        run_stage("settle", [conversation], self._feed_pending, cache=self._llm.cache)
+        return self._after(conversation)
+
+    def apply(self, conversation: Conversation, slide: Slide) -> None:
+        """Feed the pending ids, then move rows of the context. May set the `failure`."""
+        run_stage("settle", [conversation], self._feed_pending, cache=self._llm.cache)
+        run_stage("window", [conversation], partial(self._splice, slide))
+
+    def _splice(self, slide: Slide, conversations: Sequence[Conversation]) -> None:
+        for conversation in conversations:
+            self._llm.splice(conversation.slot, slide)
+
+    def _feed_pending(self, conversations: Sequence[Conversation]) -> None:
+        pending = [conversation for conversation in conversations if conversation.pending_ids]
         if not pending:
             return
-        ids = [token for unit in pending for token in unit.conversation.pending_ids]
-        counts = [(unit.slot, len(unit.conversation.pending_ids)) for unit in pending]
+        ids = [token for conversation in pending for token in conversation.pending_ids]
+        counts = [(each.slot, len(each.pending_ids)) for each in pending]
         self._llm.append(counts, self._llm.embed(ids))
-        for unit in pending:
-            unit.conversation.pending_ids = ()
-
-
-def _reach(unit: RunningUnit) -> UnitReach | None:
-    """Return which units before a complete unit a rebuild needs; None if it needs all of them."""
-    conversation = unit.conversation
-    number, begin = conversation.number, conversation.talker_begin
-    if not (conversation.window.is_on and conversation.hearing.is_regular):
-        return None
-    return UnitReach(
-        row_count=sum(unit.rows) + len(unit.state.token_ids),
-        context_units=len(conversation.window.units) + 1,
-        sound_units=conversation.hearing.units_before(number),
-        turn_units=0 if begin is None else number - begin + 1,
-    )
+        for conversation in pending:
+            conversation.pending_ids = ()

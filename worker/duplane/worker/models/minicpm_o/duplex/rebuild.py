@@ -37,7 +37,6 @@ from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS, ModelParts
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS
-from duplane.worker.models.minicpm_o.types import PreparedImage
 from duplane.worker.models.types import PastUnit, Rebuilt, StateChange, UnitFailure
 
 SHARE_ROWS = 512
@@ -236,8 +235,8 @@ class Rebuilder:
         prepared = self._inputs.prepare(past.unit)
         if isinstance(prepared, UnitFailure):
             raise _RefusedError(past, prepared.message, prepared.field)
-        unit.unit, unit.rows = prepared, self._inputs.count_rows(prepared)
-        unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
+        unit.set_input(prepared, self._inputs.count_rows(prepared))
+        unit.granted = unit.seen.left
 
     def _check(self, past: PastUnit, change: StateChange, conversation: Conversation) -> None:
         """Refuse ids and numbers that no unit can have."""
@@ -315,7 +314,7 @@ class Rebuilder:
                 unit.audio_embeds = rows
         watch.lap("audio")
         if with_frames := [unit for unit in share.units if unit.images]:
-            self._inputs.encode_frames(with_frames)
+            self._inputs.encode_tiles(with_frames)
             watch.lap("vision")
 
     def _feed(self, share: _Share) -> None:
@@ -345,7 +344,7 @@ class Rebuilder:
         while unit.start > limit:
             if (slide := window.slide(limit)) is None:
                 raise _RefusedError(past, f"{unit.start} rows, the unit needs at most {limit}")
-            self._slide(share, unit, slide, is_fed=is_fed)
+            self._slide(share, slide, is_fed=is_fed)
             unit.start = window.length
         row_count = sum(unit.rows) + len(unit.state.token_ids)
         length = unit.start + row_count - CLOSING_ROWS
@@ -359,16 +358,16 @@ class Rebuilder:
         ids = tuple(state.text_ids)
         window.units.append(UnitRecord(number, row_count, state.is_listen, ids, is_fed))
         if slide := window.slide():
-            self._slide(share, unit, slide, is_fed=is_fed)
+            self._slide(share, slide, is_fed=is_fed)
 
-    def _slide(self, share: _Share, unit: RunningUnit, slide: Slide, *, is_fed: bool) -> None:
+    def _slide(self, share: _Share, slide: Slide, *, is_fed: bool) -> None:
         """Change the rows of the context, if there are any of units."""
         if not is_fed:
             return
         self._feed_waiting(share)
-        self._pipeline.apply([(unit, slide)])
-        if unit.failure:
-            raise RuntimeError(unit.failure.message)
+        self._pipeline.apply(share.conversation, slide)
+        if failure := share.conversation.failure:
+            raise RuntimeError(failure.message)
 
     def _feed_waiting(self, share: _Share) -> None:
         """Feed the rows of the waiting units, except the closing ids of the last unit."""

@@ -7,12 +7,14 @@ Source: `_generate_waveform_from_tokens` of class `DuplexCapability` in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
-from duplane.worker.models.minicpm_o.batch_isolation import run_stage
+from duplane.worker.models.minicpm_o.batch_isolation import BatchItem, run_stage
 from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit
 from duplane.worker.models.minicpm_o.loader import SpeechVocoder
 from duplane.worker.models.minicpm_o.probe import Probe, SpokenUnit
@@ -32,6 +34,17 @@ more chunks, the vocoder starts as in a new turn."""
 RECENT_CHUNKS = 2
 
 
+class Speaker(BatchItem, Protocol):
+    """A unit or a chat: the chunks that wait to be decoded, and the samples of the others.
+
+    `mel` belongs to the first chunk.
+    """
+
+    chunks: deque[VocoderChunk]
+    mel: Tensor | None
+    samples: list[FloatArray]
+
+
 class SpeechStage:
     """Runs the talker and the vocoder for several slots together."""
 
@@ -44,12 +57,15 @@ class SpeechStage:
             silence_token_id=self._vocoder.silence_token_id, lookahead=self._vocoder.lookahead
         )
 
-    def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
-        """Yield each unit when its speech tokens and samples are complete, or when it has failed.
+    @property
+    def most_rows(self) -> int:
+        """The largest number of chunks that the vocoder decodes in one call."""
+        return self._vocoder.most_rows
 
-        So a unit does not wait for units with more chunks of speech. The ends of turns run after
-        all units were yielded. If the end of its turn fails, a unit that was already yielded gets a
-        `failure`. The slots of `units` must be ascending.
+    def talk(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:
+        """Draw the speech tokens of units, slots ascending.
+
+        If the caller has not started the turn of a unit, this is done here.
         """
         waiting = [unit for unit in units if unit.conversation.awaits_voice]
         run_stage("turn", waiting, self._start_turns)
@@ -57,17 +73,12 @@ class SpeechStage:
         draw = partial(self._draw_tokens, watch=watch)
         run_stage("talker", units, draw, cache=self._talker.cache)
         watch.lap("talker")
-        pending: list[RunningUnit] = list(units)
-        while pending:
-            decoding = [unit for unit in pending if unit.chunks][: self._vocoder.most_rows]
-            run_stage("flow", decoding, self._encode_chunks)
-            run_stage("HiFT", decoding, self._decode_chunks)
-            watch.lap("vocoder")
-            yield from (unit for unit in pending if unit.failure or not unit.chunks)
-            taken = {unit.slot for unit in decoding}
-            waiting = [unit for unit in pending if unit.slot not in taken]
-            pending = [unit for unit in (*waiting, *decoding) if not unit.failure and unit.chunks]
-        run_stage("turn", [unit for unit in units if unit.state.end_of_turn], self.end_turns)
+
+    def decode(self, speakers: Sequence[Speaker], watch: Stopwatch) -> None:
+        """Decode the next chunk of units, or of chats; at most `most_rows` of them."""
+        run_stage("flow", speakers, self._encode_chunks)
+        run_stage("HiFT", speakers, self._decode_chunks)
+        watch.lap("vocoder")
 
     def _draw_tokens(self, units: Sequence[RunningUnit], watch: Stopwatch) -> None:
         """Draw the speech tokens of units, and cut them into chunks for the vocoder."""
@@ -92,7 +103,7 @@ class SpeechStage:
         for unit, start, condition in zip(units, starts, conditions, strict=True):
             self._follow_talker(unit, start, len(condition))
         for unit, tokens, buffer in zip(units, drawn, buffers, strict=True):
-            unit.speech_tokens = tokens
+            unit.speech_tokens, unit.is_spoken = tokens, True
             cut = buffer.push(tokens, end_of_turn=unit.state.end_of_turn)
             unit.chunks = deque(VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut)
         if self._probe is not None:
@@ -112,21 +123,21 @@ class SpeechStage:
         elif conversation.talker_begin is None or not self._talker.has_room(start, rows):
             conversation.talker_begin = conversation.number
 
-    def _encode_chunks(self, units: Sequence[RunningUnit]) -> None:
-        """Compute the mel of the next chunk of each unit."""
-        mels = self._vocoder.encode([unit.chunks[0] for unit in units])
-        for unit, mel in zip(units, mels, strict=True):
-            unit.mel = mel
+    def _encode_chunks(self, speakers: Sequence[Speaker]) -> None:
+        """Compute the mel of the next chunk of each speaker."""
+        mels = self._vocoder.encode([speaker.chunks[0] for speaker in speakers])
+        for speaker, mel in zip(speakers, mels, strict=True):
+            speaker.mel = mel
 
-    def _decode_chunks(self, units: Sequence[RunningUnit]) -> None:
-        """Make samples of the mel of each unit."""
-        mels = [unit.mel for unit in units if unit.mel is not None]
-        decoded = self._vocoder.decode_mel([unit.chunks[0] for unit in units], mels)
-        for unit, samples in zip(units, decoded, strict=True):
-            unit.samples.append(samples)
-            chunk = unit.chunks.popleft()
+    def _decode_chunks(self, speakers: Sequence[Speaker]) -> None:
+        """Make samples of the mel of each speaker."""
+        mels = [speaker.mel for speaker in speakers if speaker.mel is not None]
+        decoded = self._vocoder.decode_mel([speaker.chunks[0] for speaker in speakers], mels)
+        for speaker, samples in zip(speakers, decoded, strict=True):
+            speaker.samples.append(samples)
+            chunk = speaker.chunks.popleft()
             if self._probe is not None:
-                self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
+                self._probe.vocoded(speaker.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
     def note(self, unit: RunningUnit, number: int, *, is_fed: bool = True) -> None:
         """Store the speech of the past unit `number` for `repeat`. The end of a turn clears it.
@@ -199,33 +210,30 @@ class SpeechStage:
         watch.lap("vocoder")
 
     def end_turns(self, units: Sequence[RunningUnit]) -> None:
-        """Reset the vocoder and the token buffer for the next turns of conversations with speech.
+        """End the turns of units, and start the next turns, except where this takes long.
 
-        A conversation whose voice has no cached prompt only `awaits_voice` then: `start_turn`
-        computes the prompt, so that no other conversation has to wait for it here. The talker's
-        cache is not changed. The talker empties it when the model ends a turn. After an
-        interruption the next turn continues with the old cache, as in the reference.
+        A conversation whose voice has no cached prompt only `awaits_voice` then. `start_turns`
+        computes the prompt, so that no other conversation has to wait for it here.
         """
         for unit in units:
-            conversation = unit.conversation
-            if conversation.speech is None:
-                continue
-            conversation.speech.reset()
-            conversation.awaits_voice = True
+            unit.conversation.end_speech()
             if self._vocoder.has_prompt(unit.slot):
-                self.start_turn(conversation)
+                self.start_turn(unit.conversation)
+
+    def has_prompt(self, slot: int) -> bool:
+        """Whether the next turn of the slot can start quickly."""
+        return self._vocoder.has_prompt(slot)
 
     def _start_turns(self, units: Sequence[RunningUnit]) -> None:
-        """Start the turns of units whose caller has not called `start_turn` before."""
-        for unit in units:
-            self.start_turn(unit.conversation)
+        self.start_turns([unit.conversation for unit in units])
+
+    def start_turns(self, conversations: Sequence[Conversation]) -> None:
+        """Start turns in the vocoder. This computes the prompts of voices that are not cached."""
+        for conversation in conversations:
+            self.start_turn(conversation)
 
     def start_turn(self, conversation: Conversation) -> None:
-        """Start a turn in the vocoder. This computes the prompt of the voice if it is not cached.
-
-        If a conversation awaits its voice, call this before its next unit. Otherwise `run` does so
-        when the unit speaks, and the other units of the batch wait.
-        """
+        """Start one turn in the vocoder; see `start_turns`."""
         self._vocoder.start_turn(conversation.slot)
         conversation.awaits_voice = False
 

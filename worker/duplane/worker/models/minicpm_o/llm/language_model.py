@@ -250,18 +250,6 @@ class LanguageModel(nn.Module):
         parts = [inputs[start : start + PREFILL_ROWS] for start in starts]
         return [self.append([(slot, len(rows))], rows) for rows in parts]
 
-    def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:
-        """Feed the rows `[n, hidden]` of each slot, slots ascending; return each last row's logits.
-
-        The last `PREFILL_ROWS` rows of every slot are fed in one pass for all slots. Earlier rows
-        are fed before, slot by slot.
-        """
-        for slot, rows in zip(slots, embeds, strict=True):
-            self.append_long(slot, rows[:-PREFILL_ROWS])
-        last = [rows[-PREFILL_ROWS:] for rows in embeds]
-        counts = [(slot, len(rows)) for slot, rows in zip(slots, last, strict=True)]
-        return self.feed(counts, torch.cat(last))[1]
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute float32 logits `[rows, vocabulary]` of hidden states `[rows, hidden]`."""
         if self.is_tied:

@@ -86,20 +86,25 @@ class Vision(nn.Module):
         """Decode and cut an encoded image (`Pictures.prepare`); safe in any thread."""
         return self.pictures.prepare(data, max_slices, max_pixels)
 
-    @torch.inference_mode()
     def encode(self, images: Sequence[PreparedImage]) -> list[Tensor]:
         """Encode images; return the embeddings [tiles, rows, hidden] of each.
 
         The result of an image does not depend on the other images.
         """
-        tiles = [tile for image in images for tile in image.tiles]
-        found: list[Tensor | None] = [None] * len(tiles)
+        rest = iter(self.encode_all([tile for image in images for tile in image.tiles]))
+        return [torch.stack([next(rest) for _ in image.tiles]) for image in images]
+
+    @torch.inference_mode()
+    def encode_all(self, tiles: Sequence[ImageTile]) -> list[Tensor]:
+        """Encode tiles of any sizes; return the embeddings [rows, hidden] of each.
+
+        The result of a tile does not depend on the other tiles.
+        """
+        found: dict[int, Tensor] = {}
         for batch in self._batches(tiles):
             embeds = self.encode_tiles([tiles[index] for index in batch])
-            for index, rows in zip(batch, embeds, strict=True):
-                found[index] = rows
-        rest = iter(rows for rows in found if rows is not None)
-        return [torch.stack([next(rest) for _ in image.tiles]) for image in images]
+            found.update(zip(batch, embeds.unbind(), strict=True))
+        return [found[index] for index in range(len(tiles))]
 
     def normalize(self, patches: Tensor) -> Tensor:
         """Map uint8 pixels [..., 3 * patch_size^2] to normalised float32 of the same shape."""
