@@ -1,4 +1,4 @@
-"""Flags of `duplane bench fabric`, `leases`, `model`, `launches` and `rebuild`."""
+"""Flags of the verbs of `duplane bench`."""
 
 from __future__ import annotations
 
@@ -300,6 +300,36 @@ class ModelBench(Weights):
     """Capture decoders, audio encoder and vocoder as CUDA graphs. Has an effect on cuda:N only."""
     threads: PositiveInt = 1
     """CPU threads of the model."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ScheduleBench:
+    """Flags of `duplane bench schedule`. Raises ValueError naming the setting."""
+
+    costs: str = "h200"
+    """`h200` or `h100`: times of launches computed from rates of the device, with two lanes that
+    slow each other by a quarter. Or a file `costs.json` that `tools/gpu/hour.py` has measured."""
+    sessions: PositiveInt = 64
+    """Number of conversations; each sends one unit per second."""
+    speaking: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of the conversations in which the model speaks at a time."""
+    mixed: Annotated[bool, Parameter(negative=())] = False
+    """Add a unit with a picture of 10 pieces every 2 s, a picture of one piece in each unit of a
+    quarter of the conversations, two chats, and an opening every 2 s."""
+    lanes: Literal[1, 2] = 2
+    """Launches that run side by side: one for input and text, one for speech."""
+    seeds: PositiveInt = 5
+    """Number of runs, each with other arrivals."""
+    seconds: Annotated[float, Ge(4)] = 40.0
+    """Simulated seconds of each run; the first 3 do not count."""
+    vocoder: Literal["float32", "tf32"] = "float32"
+    """Numbers of the vocoder. A file has the times of the vocoder that it was measured with."""
+    host_ms: NonNegativeFloat | None = None
+    """Milliseconds of the host for each launch. Default: 0.25, or the measured time of the file."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -18,6 +18,7 @@ from duplane.tools.bench.options import (
     LeaseBench,
     ModelBench,
     RebuildBench,
+    ScheduleBench,
 )
 from duplane.tools.command import UsageError, app
 
@@ -129,4 +130,21 @@ def rebuild(options: RebuildBench = RebuildBench()) -> None:
     try:
         bench_rebuild(options)
     except (CheckpointError, ValueError, process.StartError) as error:
+        raise UsageError(str(error)) from None
+
+
+@bench.command
+def schedule(options: ScheduleBench = ScheduleBench()) -> int:
+    """Simulate the engine's schedule on a GPU that is only described; no GPU and no model run.
+
+    The code that chooses the launches of a worker runs in virtual time, with the times of launches
+    of `--costs`. Prints the latencies of units, and exits with 1 if an ordinary unit takes longer
+    than a second.
+    """
+    from duplane.tools.bench.schedule.costs import CostsError
+    from duplane.tools.bench.schedule.run import bench_schedule
+
+    try:
+        return bench_schedule(options)
+    except CostsError as error:
         raise UsageError(str(error)) from None
