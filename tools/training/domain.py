@@ -76,8 +76,9 @@ OPENINGS = ("what is", "what colour is", "say", "can you", "how", "tell me")
 
 NEAR_SHARE = 0.07
 """Share of training's questions that resemble those of the domain and have no answer in it."""
-LONG_SHARE = 0.06
-"""Share of long sentences outside the domain, of the questions that espeak and flite speak."""
+LONG_SHARE, MORE_NEAR_SHARE = 0.06, 0.06
+"""Shares of long sentences outside the domain, and of more questions that resemble those of the
+domain, of the questions that espeak and flite speak, and of typed ones."""
 _LONG_WORDS = (6, 10)
 _OTHER_NUMBERS = (
     *("nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
@@ -241,13 +242,16 @@ def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
     """Draw one exchange for training; the share `sight_share` asks about a picture.
 
     The answer about a picture is the one without a picture. The share `LONG_SHARE` of the others
-    are long sentences to refuse, as people say them who talk to each other.
+    are long sentences to refuse, as people say them who talk to each other; the share
+    `MORE_NEAR_SHARE` of the rest are questions of `draw_near`.
     """
     if chance.random() < sight_share:
         return Exchange(*draw_question(chance), BLIND)
     if chance.random() < LONG_SHARE:
         words = [chance.choice(TRAINED_WORDS) for _ in range(chance.randint(*_LONG_WORDS))]
         return Exchange("unknown", " ".join(words), UNKNOWN)
+    if chance.random() < MORE_NEAR_SHARE:
+        return draw_near(chance)
     return draw_exchange(chance, TRAINED_WORDS)
 
 

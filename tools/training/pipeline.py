@@ -42,7 +42,7 @@ from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from training.voice.vocoder import build_vocoder, train_vocoder
 
 CLIPS, PLAN, TABLE, VOCODER, TALKER = "clips", "plan.json", "table.pt", "vocoder.pt", "talker.pt"
-NOISE_COUNT = 40
+NOISE_COUNT = 60
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
     "head_steps": 40,

@@ -17,7 +17,7 @@ from training.corpus.changing import Changes, VoiceChange, draw_voice_change, se
 from training.corpus.mixture import MixturePlan, draw_utterance, record_clips
 from training.corpus.phrases import LIST
 from training.corpus.rooms import reverberate
-from training.corpus.splicing import PERSON, WordBank, draw_splice
+from training.corpus.splicing import PERSON, UNCLEAR, WordBank, draw_splice
 from training.corpus.store import Corpus, Recorded
 from training.corpus.voices import Speaker
 from training.domain import DIGITS, TRAINED_WORDS, UNKNOWN, Exchange, draw_near, is_held_out
@@ -136,7 +136,7 @@ def test_missing_list_of_phrases_is_named(tmp_path: Path) -> None:
 
 def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
     bank = WordBank(Corpus(clips))
-    refused = 0
+    refused = unclear = 0
     for number in range(120):
         made = draw_splice(bank, Random(number), Changes())
         assert [word for _, word in made.words] == made.exchange.question.split()
@@ -145,7 +145,10 @@ def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
         assert starts == sorted(starts)
         assert starts[-1] < made.end_s <= len(made.samples) / RATE
         refused += made.exchange.answer == UNKNOWN
+        unclear += UNCLEAR in made.exchange.question
+        assert UNCLEAR not in made.exchange.question or made.exchange.answer == UNKNOWN
     assert 10 < refused < 60
+    assert unclear
 
 
 def test_mixture_has_changed_phrases_and_joined_words(

@@ -93,7 +93,7 @@ def _redness(seen: SeenTile) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def test_tile_of_exchanged_colours_has_no_colour_to_learn(tiles: list[SeenTile]) -> None:
     changed = recoloured(tiles[0], Random(1))
-    assert labels(changed)[1] == IGNORED
+    assert labels(changed.scene, has_colour=changed.has_colour)[1] == IGNORED
     assert (changed.targets[:, 1] == IGNORED).all()
     assert (
         np.sort(changed.tile.patches, None).tobytes()

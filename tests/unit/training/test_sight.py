@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.training import fake_answers, fake_corpus, small_config
+from torch import nn
 
 from duplane.worker.models.chat import (
     ChatImage,
@@ -25,14 +26,23 @@ from duplane.worker.models.types import Unit
 from training.dimensions import PICTURE_ROWS, default_config
 from training.domain import Exchange
 from training.export import write_settings
-from training.listener.network import ListenerNetworks
-from training.listener.sequences import AUDIO, PICTURE, Batch, chat_sequence, session_sequence
+from training.listener.network import ListenerNetworks, run_decoder
+from training.listener.seeing import SeenLayer
+from training.listener.sequences import (
+    AUDIO,
+    PICTURE,
+    Batch,
+    TokenRow,
+    chat_sequence,
+    session_sequence,
+)
 from training.listener.sessions import NoiseBank, SessionBuilder, SessionRules
 from training.listener.starting import moved_table
 from training.listener.steps import draw_chat, embed
 from training.vision.pictures import draw_picture
 from training.vision.questions import BLIND, QUESTIONS, answer_about
 from training.vision.scenes import COLOURS, SHAPES, Scene
+from training.vision.tower import HEADS, labels
 from training.vision.views import PictureBank, load_bank, save_bank
 from training.vocabulary import Vocabulary
 
@@ -161,3 +171,31 @@ def test_known_tokens_keep_their_rows_in_another_tokenizer(vocabulary: Vocabular
     after = vocabulary.tokenizer
     table = torch.randn(after.get_vocab_size(), 4)
     torch.testing.assert_close(moved_table(table, after, after), table)
+
+
+def test_each_unit_and_answer_must_name_the_picture_that_is_seen(vocabulary: Vocabulary) -> None:
+    """An output layer that names scene 1 has a loss only where another picture is seen."""
+    networks = ListenerNetworks.build(small_config(vocabulary), seed=4, batch=1)
+    seen = SeenLayer(networks.llm.model, 32, SCENES)
+    wanted = labels(SCENES[1])
+    starts = np.cumsum([0, *HEADS.values()])
+    layer = seen.output[1]
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.zero_()
+        for start, label in zip(starts, wanted, strict=False):
+            if label >= 0:
+                layer.bias[start + label] = 100.0
+    unit = [AUDIO, vocabulary.listen]
+    picture = [PICTURE] * PICTURE_ROWS
+    losses: list[float] = []
+    for shown, ids in (([1], [*picture, *unit]), ([1, 2], [*picture, *unit, *picture, *unit])):
+        row = TokenRow(pictures=shown)
+        for token in ids:
+            row.choose(token) if token == vocabulary.listen else row.feed([token])
+        batch = Batch.of([row])
+        run_decoder(networks.llm.model, torch.zeros(1, len(row.ids), 32))
+        losses.append(seen.loss(batch, [row]).item())
+    assert losses[0] == pytest.approx(0.0, abs=1e-3)
+    assert losses[1] > 10.0

@@ -21,6 +21,10 @@ PERSON = "person:"
 """Prefix of the names of speakers whose digits are recordings."""
 _PERSON_SHARE = 0.75
 _SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.16
+_UNCLEAR_SHARE = 0.1
+"""Share of questions with a digit that is mixed with another one: the model should refuse what may
+be either."""
+UNCLEAR = "?"
 _OTHER_WORDS = (4, 10)
 _GAP_S = (0.0, 0.25)
 _MARGIN_S = 0.02
@@ -101,8 +105,28 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
         takes = person.get(word) or bank.synthesised[word]
         samples, marks = bank.cut(chance.choice(takes))
         parts.append(_changed(samples, marks, own if word in person else other))
+    digits = [place for place, word in enumerate(words) if word in person]
+    if exchange.answer != UNKNOWN and digits and chance.random() < _UNCLEAR_SHARE:
+        place = chance.choice(digits)
+        names = sorted({*person} - {words[place]})
+        if names:
+            samples, _ = bank.cut(chance.choice(person[chance.choice(names)]))
+            first, marks = parts[place]
+            parts[place] = _mixed(first, own.apply(samples)), marks
+            words = [*words[:place], UNCLEAR, *words[place + 1 :]]
+            exchange = Exchange("unknown", " ".join(words), UNKNOWN)
     gaps = [chance.uniform(*_GAP_S) for _ in parts]
     return _joined(exchange, words, parts, gaps)
+
+
+def _mixed(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Mix two words of the same loudness, each with its middle in the middle of the longer one."""
+    made = np.zeros(max(len(first), len(second)), np.float32)
+    for samples in (first, second):
+        start = (len(made) - len(samples)) // 2
+        loudness = np.sqrt(np.square(samples).mean()) if len(samples) else 1.0
+        made[start : start + len(samples)] += samples / np.float32(max(loudness, 1e-4))
+    return made
 
 
 def _other_words(chance: Random, known: Sequence[str]) -> list[str]:

@@ -12,9 +12,9 @@ from training.corpus.rooms import colour, noise, reverberate
 from training.corpus.store import Corpus
 
 NOISE_SECONDS = 20
-RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.65, 0.75
+RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.65, 0.85
 """Share of noises that are rooms or voices, with questions and without."""
-_TALKERS = (6, 21)
+_TALKERS = (4, 21)
 _TALKER_LEVELS = (-9.0, 0.0)
 """Decibels of the talkers: no one of them is so much louder that the model could take him for the
 user."""

@@ -22,6 +22,7 @@ from training.corpus.store import Corpus
 from training.dimensions import WINDOW_UNITS
 from training.listener.network import ListenerNetworks, trainable
 from training.listener.noises import NoiseBank
+from training.listener.seeing import SeenLayer
 from training.listener.sequences import (
     UNIT_EMBEDDINGS,
     Batch,
@@ -37,24 +38,25 @@ from training.vocabulary import Vocabulary
 
 PHONEME_WEIGHT = 0.3
 WORD_WEIGHT = 0.4
+SEEN_WEIGHT = 0.2
 SAVE_INTERVAL = 50
 MEAN_SHARE = 0.99
 """The share that the mean of the weights keeps of its value at a step."""
 USUAL = SessionRules(
-    noise_only=0.12,
-    interrupted=0.5,
+    noise_only=0.16,
+    interrupted=0.55,
     signal_to_noise=(2.0, 34.0),
-    breath=0.09,
-    told_to_stop=0.45,
-    long_answers=0.15,
+    breath=0.12,
+    told_to_stop=0.3,
+    long_answers=0.2,
     muted=0.3,
-    lone_noise=(-6.0, 50.0),
+    lone_noise=(-8.0, 30.0),
     pictured=0.5,
     about_pictures=0.12,
 )
 """What happens in the sessions of training."""
-SEEING = replace(USUAL, signal_to_noise=(4.0, 24.0), pictured=0.8, about_pictures=0.45)
-"""What happens in sessions of 16 units: half of the questions are about a picture."""
+SEEING = replace(USUAL, signal_to_noise=(3.0, 26.0), pictured=0.75, about_pictures=0.4)
+"""What happens in sessions of 16 units: more than a third of the questions are about a picture."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class ListenerTraining:
                 "words": nn.Linear(config["hidden_size"], len(corpus.word_names)),
             }
         )
+        self._seen = SeenLayer(self.networks.llm.model, config["hidden_size"], bank.scenes)
+        self._heads["seen"] = self._seen
         self._corpus = corpus
         noises = NoiseBank(plan.seed, plan.noise_clips, corpus.noises)
 
@@ -245,6 +249,7 @@ class ListenerTraining:
         table = table.masked_scatter(batch.voice[..., None], torch.cat(voices))
         with torch.set_grad_enabled(not is_for_heads):
             hidden = decode(self.networks.llm, table, is_mixed=plan.is_mixed)
+        seen = SEEN_WEIGHT * self._seen.loss(batch, rows)
         words = [
             torch.tensor(one.words[UNIT_EMBEDDINGS * row.first_unit :])
             for one, row in zip(sessions, rows, strict=True)
@@ -253,12 +258,13 @@ class ListenerTraining:
         losses = {
             "phonemes": PHONEME_WEIGHT * self._phoneme_loss(states, sessions),
             "words": WORD_WEIGHT * functional.cross_entropy(logits, torch.cat(words)),
+            "seen": seen,
         }
         if is_for_heads:
             return losses
         if not builder.rules.is_dense:
             losses["text"] = text_loss(self.networks.llm, hidden, batch)
-        losses["chats"] = self._chat_loss(chance)
+        losses["chats"], losses["seen in chats"] = self._chat_losses(chance)
         return losses
 
     def _features(self, sessions: list[Session]) -> tuple[Tensor, Tensor]:
@@ -273,14 +279,15 @@ class ListenerTraining:
         targets = torch.tensor(np.concatenate([one.phonemes for one in sessions]))
         return functional.cross_entropy(self._heads["phonemes"](states).flatten(0, 1), targets)
 
-    def _chat_loss(self, chance: Random) -> Tensor:
+    def _chat_losses(self, chance: Random) -> tuple[Tensor, Tensor]:
+        """Return the losses of answers, and of what is seen."""
         rows = [
             draw_chat(chance, self.vocabulary, self._bank) for _ in self._share(self.plan.chats)
         ]
         batch, llm = Batch.of(rows), self.networks.llm
         table = embed(llm, batch, rows, self._bank, chance)
         hidden = decode(llm, table, is_mixed=self.plan.is_mixed)
-        return text_loss(llm, hidden, batch)
+        return text_loss(llm, hidden, batch), SEEN_WEIGHT * self._seen.loss(batch, rows)
 
     def save(self) -> None:
         """Write the state of the run."""

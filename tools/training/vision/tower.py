@@ -76,15 +76,13 @@ class SeenTile:
     has_colour: bool = True
 
 
-def labels(seen: SeenTile) -> tuple[int, int, int, int]:
+def labels(scene: Scene, *, has_colour: bool = True) -> tuple[int, int, int, int]:
     """Return the numbers of kind, colour, count and digit; IGNORED for those that do not exist."""
-    scene = seen.scene
     kind = KINDS.index(scene.shape)
     if scene.shape == NOTHING:
         return kind, IGNORED, 0, IGNORED
-    colour = COLOURS.index(scene.colour) if seen.has_colour else IGNORED
-    digit = scene.digit if scene.digit >= 0 else IGNORED
-    return kind, colour, scene.count, digit
+    colour = COLOURS.index(scene.colour) if has_colour else IGNORED
+    return kind, colour, scene.count, scene.digit if scene.digit >= 0 else IGNORED
 
 
 def patch_targets(picture: Picture, rows: int, columns: int) -> NDArray[np.int8]:
@@ -197,7 +195,7 @@ class TowerTraining:
         }
 
     def _losses(self, batch: Sequence[SeenTile]) -> dict[str, Tensor]:
-        targets = torch.tensor([labels(one) for one in batch])
+        targets = torch.tensor([labels(one.scene, has_colour=one.has_colour) for one in batch])
         logits = self._logits([one.tile for one in batch])
         losses = {
             name: functional.cross_entropy(
@@ -227,7 +225,7 @@ class TowerTraining:
         right: dict[str, list[bool]] = {name: [] for name in self._heads}
         for start in range(0, len(tiles), self.plan.batch):
             batch = tiles[start : start + self.plan.batch]
-            targets = torch.tensor([labels(one) for one in batch])
+            targets = torch.tensor([labels(one.scene, has_colour=one.has_colour) for one in batch])
             for n, (name, own) in enumerate(self._logits([one.tile for one in batch]).items()):
                 is_target = targets[:, n] != IGNORED
                 hits = own.argmax(-1)[is_target] == targets[:, n][is_target]
