@@ -89,7 +89,7 @@ class ListenerPlan:
     matrix_rate: float = 2.5e-3
     warm_up: int = 40
     decay_share: float = 0.45
-    chats: int = 56
+    chats: int = 40
     noise_clips: int = 48
     is_mixed: bool = True
 
