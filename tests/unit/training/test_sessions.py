@@ -23,6 +23,7 @@ from training.listener.sequences import (
 from training.listener.sessions import (
     HEARD_S,
     LAG_S,
+    NOTICED_S,
     PAUSE_S,
     Session,
     SessionBuilder,
@@ -106,6 +107,19 @@ def test_both_questions_of_one_breath_are_answered_after_the_second(busy: list[S
             if second.answer and second.first_unit < len(session.decisions):
                 assert second.first_unit > first.first_unit
     assert pairs > 20
+
+
+def test_answer_ends_early_only_after_an_interruption_that_is_heard(busy: list[Session]) -> None:
+    cut = 0
+    for session in busy:
+        for number, one in enumerate(session.asked):
+            if one.interrupted_unit < 0:
+                continue
+            cut += 1
+            heard_s = one.interrupted_unit + 1 - LAG_S
+            assert session.asked[number + 1].start_s + NOTICED_S <= heard_s + 1e-6
+            assert session.asked[number + 1].start_s >= one.end_s
+    assert cut > 20
 
 
 def test_interruptions_often_ask_for_silence(busy: list[Session]) -> None:

@@ -174,11 +174,13 @@ class SessionBuilder:
         rules, asked = self.rules, list[Asked]()
         forced = FORCED_UNITS if chance.random() < 0.8 else 0
         start = chance.uniform(0.0, 2.0)
-        is_stopped = False
+        is_interruption = False
         while True:
-            one = self._ask(start, chance, is_stop=is_stopped)
+            is_stop = is_interruption and _happens(rules.told_to_stop, chance)
+            one = self._ask(start, chance, is_stop=is_stop)
             if one.end_s > self._latest_s:
-                return asked
+                # An interruption that is heard only in part ends the answer before it, too.
+                return [*asked, one] if is_interruption else asked
             asked.append(one)
             if rules.is_dense:
                 start = one.end_s + chance.uniform(0.05, 0.5)
@@ -190,9 +192,10 @@ class SessionBuilder:
                     self._answer_first(one, second, decisions, forced, view)
                     one = second
             free_s = self._answer(one, decisions, forced, chance, view)
-            is_stopped = one.interrupted_unit >= 0 and _happens(rules.told_to_stop, chance)
-            pause = chance.uniform(0.1, rules.longest_pause_s) if free_s >= one.end_s else 0.0
-            start = free_s + pause
+            is_interruption = one.interrupted_unit >= 0
+            start = free_s
+            if not is_interruption and free_s >= one.end_s:
+                start += chance.uniform(0.1, rules.longest_pause_s)
 
     @property
     def _latest_s(self) -> float:
@@ -253,6 +256,7 @@ class SessionBuilder:
             begin_s = first + chance.uniform(0.3, count - 0.2)
             if count > EARLY_S[1] and self.rules.told_to_stop and chance.random() < 0.5:
                 begin_s = first + chance.uniform(*EARLY_S)
+            begin_s = max(begin_s, one.end_s)
             if self._write(one, decisions, first, begin_s):
                 return begin_s
             return max(begin_s, one.end_s + PAUSE_S)
