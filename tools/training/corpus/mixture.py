@@ -30,7 +30,7 @@ DIGIT = "digit"
 """The kind of a recording that contains only one digit. It is no question."""
 FEWEST_SAMPLES = 1600
 _VOICES = Changes(speed=(0.88, 1.16), moved=0.8, narrow=0.35, telephone=0.12)
-_SPLICES = Changes(speed=(0.86, 1.24), tract=(0.85, 1.22), moved=0.8, narrow=0.5, telephone=0.15)
+_SPLICES = Changes(speed=(0.74, 1.24), tract=(0.85, 1.22), moved=0.8, narrow=0.5, telephone=0.15)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ PERSON = "person:"
 """Prefix of the names of speakers whose digits are recordings."""
 _PERSON_SHARE = 0.75
 _SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.16
+_BARE_SHARE = 0.2
+"""Share of the digits to repeat that come without a verb. The model refuses them: else it takes a
+"say" for an "eight", and repeats it."""
 _UNCLEAR_SHARE = 0.1
 """Share of questions with a digit that is mixed with another one: the model should refuse what may
 be either."""
@@ -96,9 +99,8 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
         words = exchange.question.split()
         if all(word in person or word in bank.synthesised for word in words):
             break
-    if exchange.answer != UNKNOWN and len(words) > 2 and chance.random() < _SHUFFLED_SHARE:
-        words = _shuffled(words, chance)
-        exchange = Exchange("unknown", " ".join(words), UNKNOWN)
+    if exchange.answer != UNKNOWN and (others := _no_question(exchange.kind, words, chance)):
+        words, exchange = others, Exchange("unknown", " ".join(others), UNKNOWN)
     own, other = draw_voice_change(changes, numbers), draw_voice_change(changes, numbers)
     parts: list[tuple[FloatArray, list[tuple[float, str]]]] = []
     for word in words:
@@ -127,6 +129,13 @@ def _mixed(first: FloatArray, second: FloatArray) -> FloatArray:
         loudness = np.sqrt(np.square(samples).mean()) if len(samples) else 1.0
         made[start : start + len(samples)] += samples / np.float32(max(loudness, 1e-4))
     return made
+
+
+def _no_question(kind: str, words: Sequence[str], chance: Random) -> list[str]:
+    """Change the words of some questions, so that they ask nothing; no words for all others."""
+    if len(words) > 2 and chance.random() < _SHUFFLED_SHARE:
+        return _shuffled(words, chance)
+    return [*words[1:]] if kind == "repeat" and chance.random() < _BARE_SHARE else []
 
 
 def _other_words(chance: Random, known: Sequence[str]) -> list[str]:
