@@ -136,7 +136,7 @@ def test_missing_list_of_phrases_is_named(tmp_path: Path) -> None:
 
 def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
     bank = WordBank(Corpus(clips))
-    refused = unclear = 0
+    refused = unclear = bare = 0
     for number in range(120):
         made = draw_splice(bank, Random(number), Changes())
         assert [word for _, word in made.words] == made.exchange.question.split()
@@ -147,8 +147,14 @@ def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
         refused += made.exchange.answer == UNKNOWN
         unclear += UNCLEAR in made.exchange.question
         assert UNCLEAR not in made.exchange.question or made.exchange.answer == UNKNOWN
-    assert 10 < refused < 60
+        is_bare = (
+            made.exchange.question.split()[0] in DIGITS and "plus" not in made.exchange.question
+        )
+        assert not is_bare or made.exchange.answer == UNKNOWN
+        bare += is_bare
+    assert 10 < refused < 80
     assert unclear
+    assert bare
 
 
 def test_mixture_has_changed_phrases_and_joined_words(
