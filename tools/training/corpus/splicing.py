@@ -22,8 +22,7 @@ PERSON = "person:"
 _PERSON_SHARE = 0.75
 _SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.16
 _BARE_SHARE = 0.2
-"""Share of the digits to repeat that come without a verb. The model refuses them: else it takes a
-"say" for an "eight", and repeats it."""
+"""Share of the digits to repeat that come without a verb: the model refuses them."""
 _UNCLEAR_SHARE = 0.1
 """Share of questions with a digit that is mixed with another one: the model should refuse what may
 be either."""

@@ -18,7 +18,7 @@ from duplane.worker.models.minicpm_o.vocoder.harmonic import (
 )
 from training.torch_calls import load_weights
 
-ENCODER_SHARE, DECODER_SHARE = 0.65, 0.85
+ENCODER_SHARE, DECODER_SHARE = 0.35, 0.9
 """The share of the trained weights in the mixture with those of the start: of the audio encoder and
 its projector, and of the layers of the LLM. Tables are as trained."""
 TOKENIZER_FILE = "tokenizer.json"
