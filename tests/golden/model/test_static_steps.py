@@ -101,6 +101,7 @@ class Trace(TorchDispatchMode):
 
     def __init__(self, staying: Sequence[Tensor]) -> None:
         super().__init__()
+        self._kept = staying  # a result of an earlier run among them must not leave its address
         self._staying = {tensor.untyped_storage().data_ptr() for tensor in staying}
         self.done: list[tuple[Any, ...]] = []
 
