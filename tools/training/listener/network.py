@@ -41,7 +41,7 @@ class OnePass(KVCache):
     """A cache for training: it holds keys and values of the current pass, with gradients."""
 
     def __init__(self, cache: KVCache) -> None:
-        layers, heads, _, head_dim = cache.keys.shape
+        self._pool_shape = layers, heads, _, head_dim = cache.keys.shape
         super().__init__(
             layers=layers,
             slots=1,
@@ -52,7 +52,6 @@ class OnePass(KVCache):
             device=cache.keys.device,
             dtype=cache.keys.dtype,
         )
-        self._pass: list[tuple[Tensor, Tensor]] = [(self.keys, self.values)] * layers
         self._mask = causal_mask(torch.zeros(1), 1, torch.float32)
         self._shape = 1, 1
 
@@ -61,21 +60,23 @@ class OnePass(KVCache):
         positions = torch.arange(length)
         self._shape = count, length
         self._mask = causal_mask(positions.repeat(self.queries_per_head), length, torch.float32)
+        # A tensor for each layer: a layer must not change what an earlier one needs for gradients.
+        _, heads, _, head_dim = self._pool_shape
+        self.keys, self.values = (self._new(heads, count * length, head_dim) for _ in range(2))
         last = torch.arange(1, count + 1) * length - 1
         return Rows(positions.repeat(count), slice(0, count * length), last, ())
 
-    def write(self, layer: int, rows: Rows, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values `[rows, heads, head_dim]` of all sequences, one after the other."""
-        del rows
-        shape = *self._shape, *keys.shape[1:]
-        self._pass[layer] = keys.view(shape).transpose(1, 2), values.reshape(shape).transpose(1, 2)
+    def _new(self, heads: int, rows: int, head_dim: int) -> Any:
+        return [torch.empty(heads, rows, head_dim) for _ in range(self._pool_shape[0])]
 
     def attend(self, layer: int, rows: Rows, queries: Tensor) -> Tensor:
         """Attend to the keys and values of the current pass."""
         del rows
-        keys, values = self._pass[layer]
-        shape = *self._shape, keys.shape[1], self.queries_per_head, keys.shape[3]
-        own = queries.reshape(shape).permute(0, 2, 3, 1, 4)
+        pools = self.keys[layer], self.values[layer]
+        shape = len(pools[0]), *self._shape, pools[0].shape[-1]
+        keys, values = (pool.view(shape).transpose(0, 1) for pool in pools)
+        parted = *self._shape, keys.shape[1], self.queries_per_head, keys.shape[3]
+        own = queries.reshape(parted).permute(0, 2, 3, 1, 4)
         result = functional.scaled_dot_product_attention(
             own.flatten(2, 3), keys, values, attn_mask=self._mask
         )
