@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.model.fake_cuda import DEVICE, Way, elsewhere
+from support.model.talkers import small_talker
 
 from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
@@ -16,32 +17,6 @@ from duplane.worker.models.minicpm_o.tts.talker import Talker
 pytestmark = pytest.mark.slow
 
 SLOTS = 5
-CONFIG = {
-    "tts_config": {
-        "llm_dim": 12,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_text_tokens": 40,
-        "num_audio_tokens": 30,
-        "audio_bos_token_id": 39,
-        "text_eos_token_id": 38,
-        "max_position_embeddings": 100,
-    }
-}
-
-
-def build(device: str) -> Talker:
-    torch.manual_seed(3)
-    here = Talker(CONFIG, SLOTS, torch.device("cpu"), torch.float32).requires_grad_(False)
-    for name, parameter in here.named_parameters():
-        parameter.normal_(1.0 if "norm" in name or "original0" in name else 0.0, 0.5)
-    talker = Talker(CONFIG, SLOTS, torch.device(device), torch.float32).requires_grad_(False)
-    for own, other in zip(talker.parameters(), here.parameters(), strict=True):
-        own.copy_(other)
-    talker.fold()
-    return talker
 
 
 def requests(talker: Talker, slots: tuple[int, ...]) -> list[SpeechRequest]:
@@ -64,9 +39,9 @@ def requests(talker: Talker, slots: tuple[int, ...]) -> list[SpeechRequest]:
 
 @torch.inference_mode()
 def test_a_block_draws_what_plain_passes_draw_with_one_upload_and_one_download() -> None:
-    here, rounds = build("cpu"), ((0, 2, 4), (0, 1, 2, 3, 4), (3,), (1, 4))
+    here, rounds = small_talker(SLOTS), ((0, 2, 4), (0, 1, 2, 3, 4), (3,), (1, 4))
     with elsewhere() as border:
-        there = build(DEVICE)
+        there = small_talker(SLOTS, DEVICE)
         there.cache.kernel = attend_to_pages
         there.capture()
         for number, slots in enumerate(rounds):
@@ -85,11 +60,11 @@ def test_a_block_draws_what_plain_passes_draw_with_one_upload_and_one_download()
 
 @torch.inference_mode()
 def test_speech_that_ends_early_is_cut_by_the_host() -> None:
-    """Another slot goes on, so the steps of the first one are drawn, but not returned."""
-    talker = build("cpu")
+    """Another slot needs more steps. The first one draws in these too, but returns only its own."""
+    talker = small_talker(SLOTS)
     talker.cache.kernel = attend_to_pages
     talker.capture(is_replayed=False)
-    plain = build("cpu")
+    plain = small_talker(SLOTS)
     lengths: set[int] = set()
     for seed in range(4):
         spoken: list[list[list[int]]] = []

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support.model.talkers import CONFIG, small_talker
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
@@ -13,30 +14,6 @@ from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, Speech
 from duplane.worker.models.minicpm_o.tts.talker import Talker
 
 pytestmark = pytest.mark.slow
-
-CONFIG = {
-    "tts_config": {
-        "llm_dim": 12,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_text_tokens": 40,
-        "num_audio_tokens": 30,
-        "audio_bos_token_id": 39,
-        "text_eos_token_id": 38,
-        "max_position_embeddings": 100,
-    }
-}
-
-
-def build(slots: int = 4) -> Talker:
-    torch.manual_seed(3)
-    talker = Talker(CONFIG, slots, torch.device("cpu"), torch.float32).requires_grad_(False)
-    for name, parameter in talker.named_parameters():
-        parameter.normal_(1.0 if "norm" in name or "original0" in name else 0.0, 0.5)
-    talker.fold()
-    return talker
 
 
 def condition(talker: Talker, seed: int, count: int) -> Tensor:
@@ -51,12 +28,12 @@ def request(talker: Talker, slot: int, seed: int, count: int) -> SpeechRequest:
 
 
 def test_tokens_do_not_depend_on_the_other_slots() -> None:
-    together = build()
+    together = small_talker(4)
     requests = [request(together, slot, 10 + slot, slot) for slot in range(4)]
     first = together.speak(requests)
     again = together.speak([replace(one, is_turn_end=True) for one in requests[1:]])
     for slot in range(4):
-        alone = build()
+        alone = small_talker(4)
         own = request(alone, slot, 10 + slot, slot)
         assert alone.speak([own]) == [first[slot]]
         if slot:
@@ -66,7 +43,7 @@ def test_tokens_do_not_depend_on_the_other_slots() -> None:
 
 
 def test_the_cache_holds_the_condition_and_the_tokens_returned() -> None:
-    talker = build()
+    talker = small_talker(4)
     spoken = talker.speak([request(talker, 1, 5, 6)])[0]
     assert talker.cache.length(1) == 7 + len(spoken)
     more = talker.speak([request(talker, 1, 6, 2)])[0]
@@ -75,7 +52,7 @@ def test_the_cache_holds_the_condition_and_the_tokens_returned() -> None:
 
 
 def test_a_turn_longer_than_the_cache_continues() -> None:
-    talker = build()
+    talker = small_talker(4)
     lengths: list[int] = []
     for seed in range(6):
         talker.speak([request(talker, 0, seed, 9)])
@@ -85,7 +62,7 @@ def test_a_turn_longer_than_the_cache_continues() -> None:
 
 
 def test_each_token_returned_and_the_dropped_one_use_one_uniform() -> None:
-    talker, uniforms = build(), SeededUniforms(1)
+    talker, uniforms = small_talker(4), SeededUniforms(1)
     spoken = talker.speak([replace(request(talker, 1, 5, 3), uniforms=uniforms)])[0]
     fresh = SeededUniforms(1)
     fresh.advance(len(spoken) + 1)
