@@ -191,8 +191,9 @@ def test_a_chat_keeps_its_period_only_in_company() -> None:
         assert lane(waits, now_s=1.0) == "nothing"
         assert lane(waits, now_s=2.0) != "nothing"
         assert lane(waits, now_s=1.0, is_shared=False) != "nothing"
-    assert next_due_s([chat(0, Part.DECODE, due_s=2.0), chat(1, Part.TALK, due_s=3.0)]) == 2.0
-    assert next_due_s([unit(0, Part.DECODE)]) == math.inf
+    chats = chat(0, Part.DECODE, due_s=2.0), chat(1, Part.TALK, due_s=3.0)
+    assert [next_due_s(chats, now_s) for now_s in (1.0, 2.0, 3.0)] == [2.0, 3.0, math.inf]
+    assert next_due_s([unit(0, Part.DECODE)], 0.0) == math.inf
 
 
 def test_chunks_go_by_deadline_before_all_tokens_and_units_before_chats() -> None:

@@ -253,7 +253,7 @@ class DeviceThread(Engine[SlotChannel]):
                 waiting.append(work)
         launch = self._launch(lane, waiting, now_s, is_shared=is_shared)
         if launch is None:
-            return next_due_s(work for work in waiting if work.due_s > now_s) - now_s
+            return next_due_s(waiting, now_s) - now_s
         for item in launch.items:
             self._channels[item.slot].run(item)
         return launch

@@ -186,11 +186,7 @@ def next_llm(
     heard = queues[Block.HEAR]
     if units := _of(Kind.UNIT, heard):
         return _launch(Block.HEAR, units[: limits.hear])
-    passing = [
-        work
-        for work in queues[Block.PASS]
-        if not (is_shared and work.kind is Kind.CHAT and work.due_s > now_s)
-    ]
+    passing = [work for work in queues[Block.PASS] if not (is_shared and _is_early(work, now_s))]
     seen = queues[Block.SEE]
     blocks = (queues[Block.OPEN], queues[Block.REBUILD], queues[Block.SETTLE], heard)
     if alone := [works[0] for works in blocks if works]:
@@ -208,11 +204,7 @@ def next_speech(
     waiting: Sequence[Work], limits: Limits, now_s: float, *, is_shared: bool
 ) -> Launch | None:
     """Return the next launch of lane S; None if it has no work now."""
-    queues = _queues(
-        work
-        for work in waiting
-        if not (is_shared and work.kind is Kind.CHAT and work.due_s > now_s)
-    )
+    queues = _queues(work for work in waiting if not (is_shared and _is_early(work, now_s)))
     voices = queues[Block.VOICE]
     for kind in (Kind.UNIT, Kind.CHAT):
         decoding, talking = _of(kind, queues[Block.VOCODE]), _of(kind, queues[Block.TALK])
@@ -244,9 +236,14 @@ def next_single(
     return min(spoken, first, key=lambda launch: _lane_deadline_s(launch, waiting))
 
 
-def next_due_s(waiting: Iterable[Work]) -> float:
+def next_due_s(waiting: Iterable[Work], now_s: float) -> float:
     """Return when the first chat that waits for its period is due; infinity if there is none."""
-    return min((work.due_s for work in waiting if work.kind is Kind.CHAT), default=math.inf)
+    return min((work.due_s for work in waiting if _is_early(work, now_s)), default=math.inf)
+
+
+def _is_early(work: Work, now_s: float) -> bool:
+    """Return whether the work is of a chat that waits for its period."""
+    return work.kind is Kind.CHAT and work.due_s > now_s
 
 
 def _lane_deadline_s(launch: Launch, waiting: Iterable[Work]) -> float:

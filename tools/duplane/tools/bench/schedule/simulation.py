@@ -66,7 +66,7 @@ def is_ordinary(task: Task) -> bool:
 
 @dataclass(slots=True)
 class _Running:
-    """A launch in its lanes. `left_s` is what is left of its time if it ran alone."""
+    """A launch in its lanes. `left_s`: the rest of its time, with no other launch beside it."""
 
     launch: Launch
     lanes: tuple[str, ...]
@@ -109,7 +109,7 @@ class Simulation:
                 self._slots[task.slot].add(task, self._now_s)
             self._start()
             next_s = coming[0].arrival_s if coming else self._end_s
-            self._pass_time(min(next_s, self._next_due_s()))
+            self._pass_time(min(next_s, schedule.next_due_s(self._waiting(), self._now_s)))
         left = (task for slot in self._slots for task in slot.tasks if task.kind is Kind.UNIT)
         answers = [*self._answers, *(Answer(task, math.inf) for task in left)]
         busy = {lane: busy_s / self._now_s for lane, busy_s in self._busy_s.items()}
@@ -150,10 +150,6 @@ class Simulation:
 
     def _waiting(self) -> list[Work]:
         return [slot.work for slot in self._slots if slot.work is not None]
-
-    def _next_due_s(self) -> float:
-        """Return when the next chat may run that does not wait for a lane."""
-        return schedule.next_due_s(work for work in self._waiting() if work.due_s > self._now_s)
 
     def _run(self, launch: Launch, lanes: tuple[str, ...]) -> None:
         milliseconds = launch_ms(self._costs, self._size(launch))
