@@ -17,7 +17,7 @@ from duplane.scheduler.store.base import (
     WorkerPut,
 )
 
-SLOT_STATES = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
+SLOT_STATES = ("free", "withheld", "granted", "occupied", "cleaning", "broken", "unavailable")
 WORKER_STATES = ("ready", "draining", "silent", "unreachable", "lost")
 _SLOT_STATES = {
     registry_pb2.SLOT_STATE_OCCUPIED: "occupied",
@@ -98,7 +98,9 @@ def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | Non
         return _SLOT_STATES[slot.state]
     if grant:
         return "occupied" if grant.is_claimed else "granted"
-    return "free" if worker.takes_sessions else "unavailable"
+    if not worker.takes_sessions:
+        return "unavailable"
+    return "withheld" if slot.is_withheld else "free"
 
 
 def worker_state(worker: Worker) -> str:

@@ -51,6 +51,20 @@ async def test_session_that_cannot_move_is_shown_to_operators() -> None:
         assert "  claimed  " in rows["movable"]
 
 
+async def test_session_waits_until_its_worker_offers_the_slot_again() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker()
+        worker.slots[0].is_withheld = True
+        await worker.report()
+        operator = await harness.operator()
+        await operator.until(lambda seen: list(seen.workers["w"].worker.slots) == worker.slots)
+        caller = await harness.caller()
+        await operator.until(lambda seen: len(seen.tickets) == 1)
+        worker.slots[0].is_withheld = False
+        await worker.report()
+        await worker.claim(await caller.granted())
+
+
 async def test_registered_contains_epoch_keys_and_interval() -> None:
     async with SchedulerHarness.running(report_interval_s=1.5) as harness:
         told = (await harness.worker()).registered

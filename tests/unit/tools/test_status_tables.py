@@ -46,15 +46,16 @@ def test_release_of_each_worker_is_shown() -> None:
     }
 
 
+@pytest.mark.parametrize("is_withheld", [False, True], ids=["offered", "withheld"])
 @pytest.mark.parametrize("is_silent", [False, True], ids=["ready", "silent"])
 @pytest.mark.parametrize("reported", REPORTED)
 @pytest.mark.parametrize("is_claimed", [None, False, True], ids=["no lease", "granted", "claimed"])
 def test_a_slot_is_in_the_column_that_the_metric_names(
-    reported: registry_pb2.SlotState, is_claimed: bool | None, is_silent: bool
+    reported: registry_pb2.SlotState, is_claimed: bool | None, is_silent: bool, is_withheld: bool
 ) -> None:
     state = SchedulerState(lambda: 0.0)
     metrics, watch = SchedulerMetrics(state), Watch(state, 1)
-    slots = [registry_pb2.SlotReport(slot=0, state=reported)]
+    slots = [registry_pb2.SlotReport(slot=0, state=reported, is_withheld=is_withheld)]
     worker = Worker.of(1, registry_pb2.Register(worker_id="w", slots=slots))
     state.apply(WorkerPut(1, replace(worker, is_silent=is_silent)))
     if is_claimed is not None:

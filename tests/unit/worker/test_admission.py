@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import settings
@@ -19,6 +21,7 @@ KIND = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 SLOTS = 3
 TIMEOUT_S = 5.0
 NOW = 1000.0
+LATENCY_LIMIT_S = 0.5
 SIGNER = LeaseSigner()
 
 slots = st.integers(0, SLOTS - 1)
@@ -41,8 +44,8 @@ def lease(signer: LeaseSigner = SIGNER, **claims: object) -> lease_pb2.Lease:
     return signer.sign(granted)
 
 
-def new_admission() -> Admission:
-    admission = Admission(WORKER_ID, SLOTS, [KIND])
+def new_admission(latency_limit_s: float = math.inf) -> Admission:
+    admission = Admission(WORKER_ID, SLOTS, [KIND], latency_limit_s=latency_limit_s)
     admission.register(1, [SIGNER.verification_key], NOW)
     return admission
 
@@ -61,7 +64,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.changes = 0
-        self.admission = new_admission()
+        self.now = NOW
+        self.admission = new_admission(latency_limit_s=LATENCY_LIMIT_S)
         self.admission.on_change = self._count
         self.running: dict[int, str] = {}
         self.cleaning: set[int] = set()
@@ -124,6 +128,12 @@ class AdmissionMachine(RuleBasedStateMachine):
                 self.admission.finish_cleanup(slot, is_clean=True)
         assert self.admission.slots == before
 
+    @precondition(lambda self: self.running)
+    @rule(latency_s=st.sampled_from([0.1, 1.0, 10.0]))
+    def speak(self, latency_s: float) -> None:
+        self.now += 1
+        self.admission.note_speech(latency_s, self.now)
+
     @rule(is_stuck=st.booleans())
     def stick(self, is_stuck: bool) -> None:
         self.admission.set_stuck(is_stuck)
@@ -143,6 +153,17 @@ class AdmissionMachine(RuleBasedStateMachine):
                     assert slot.index not in {*self.running, *self.cleaning, *self.broken}
                     assert slot.lease_id == ""
         assert self.admission.is_idle == (not self.running and not self.cleaning)
+
+    @invariant()
+    def offered_slots_are_within_the_capacity(self) -> None:
+        slots = self.admission.slots
+        free = [slot for slot in slots if slot.state is SlotState.FREE]
+        offered = len(free) - sum(slot.is_withheld for slot in slots)
+        left = max(0, self.admission.capacity.count - len(self.running))
+        assert offered == min(len(free), left // 1)
+        assert all(slot.state is SlotState.FREE for slot in slots if slot.is_withheld)
+        if not self.running:
+            assert offered == len(free)
 
 
 TestAdmission = AdmissionMachine.TestCase

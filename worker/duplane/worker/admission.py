@@ -6,6 +6,7 @@ scheduler can put two sessions on one slot. Times are seconds of the worker's mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -16,6 +17,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.lease_signing import CLAIM_SLACK_S, LeaseVerifier
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.worker.lease_ages import LeaseAges
+from duplane.worker.session_capacity import SessionCapacity
 
 
 class SlotState(Enum):
@@ -31,12 +33,13 @@ class SlotState(Enum):
 class Slot:
     """One slot, and the highest fencing number of its leases so far.
 
-    All other fields are unset while no session holds the slot.
+    All other fields but `is_withheld` are unset while no session holds the slot.
     """
 
     index: int
     state: SlotState = SlotState.FREE
     fencing_number: int = 0
+    is_withheld: bool = False  # free, but schedulers are asked not to grant it now
     lease_id: str = ""
     session_id: str = ""
     tenant_id: str = ""
@@ -51,6 +54,10 @@ class Admission:
 
     If the cleanup of a slot fails, the slot is BROKEN until a later cleanup succeeds.
 
+    Free slots are withheld as far as speaking units would be answered later than `latency_limit_s`
+    with more sessions. A lease of a withheld slot, which was granted before, is nevertheless
+    accepted.
+
     `on_change` is called after every change of a slot and of `is_draining`.
     """
 
@@ -60,7 +67,11 @@ class Admission:
         slot_count: int,
         kinds: Sequence[lease_pb2.SessionKind],
         on_change: Callable[[], None] = lambda: None,
+        *,
+        latency_limit_s: float = math.inf,
     ) -> None:
+        self._latency_limit_s = latency_limit_s
+        self.capacity = SessionCapacity(latency_limit_s)
         self.worker_id = worker_id
         self.kinds = tuple(kinds)
         self.on_change = on_change
@@ -155,6 +166,7 @@ class Admission:
             replace(
                 self._slots[claims.slot],
                 state=SlotState.OCCUPIED,
+                is_withheld=False,
                 fencing_number=claims.fencing_number,
                 lease_id=claims.lease_id,
                 session_id=claims.session_id,
@@ -252,6 +264,12 @@ class Admission:
             self._set(replace(slot, cannot_move=True))
         return is_new
 
+    def note_speech(self, latency_s: float, now: float) -> None:
+        """Record in which time a speaking unit was answered."""
+        self.capacity.note(latency_s, self._occupied_count, now)
+        if self._withhold():
+            self.on_change()
+
     def begin_cleanup(self, index: int) -> None:
         """Mark a slot as being cleaned, after its session has ended."""
         slot = self._expect(index, SlotState.OCCUPIED)
@@ -276,7 +294,24 @@ class Admission:
 
     def _set(self, slot: Slot) -> None:
         self._slots[slot.index] = slot
+        if not self._occupied_count:  # what was measured may be over: the next sessions show it
+            self.capacity = SessionCapacity(self._latency_limit_s)
+        self._withhold()
         self.on_change()
+
+    @property
+    def _occupied_count(self) -> int:
+        return sum(slot.state is SlotState.OCCUPIED for slot in self._slots)
+
+    def _withhold(self) -> bool:
+        """Withhold the free slots that exceed the capacity. Return True if a slot changed."""
+        left = self.capacity.count - self._occupied_count
+        former = tuple(self._slots)
+        for slot in former:
+            is_free = slot.state is SlotState.FREE
+            self._slots[slot.index] = replace(slot, is_withheld=is_free and left < 1)
+            left -= is_free
+        return tuple(self._slots) != former
 
 
 def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
@@ -285,6 +320,7 @@ def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
         registry_pb2.SlotReport(
             slot=slot.index,
             state=slot.state.value,
+            is_withheld=slot.is_withheld,
             fencing_number=slot.fencing_number,
             lease_id=slot.lease_id,
             session_id=slot.session_id,

@@ -297,6 +297,17 @@ class WorkerMetrics:
             ("state",),
             {("used",): self._used_bytes(), ("total",): self._memory_bytes},
         )
+        capacity = self._admission.capacity
+        yield gauge(
+            "duplane_session_capacity",
+            "Sessions that this worker takes: its slots, or fewer because of --latency-limit-s.",
+            min(capacity.count, float(len(self._admission.slots))),
+        )
+        yield gauge(
+            "duplane_expected_latency_seconds",
+            "Expected p99 of the time of speaking units, from the median of the latest 30 s.",
+            capacity.expected_s,
+        )
         yield gauge(
             "duplane_worker_draining",
             "1 if this worker accepts no new sessions, because it drains or its device is stuck.",

@@ -153,6 +153,7 @@ class Worker:
             engine.constants.slot_count,
             _kinds(engine.constants),
             self._on_change,
+            latency_limit_s=settings.given_latency_limit_s,
         )
         self._copies = Copies(settings.copy_bytes, settings.copy_total_bytes, self._on_change)
         self._metrics = WorkerMetrics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -29,6 +30,7 @@ from duplane.fabric.tls.settings import FabricTlsSettings
 Dtype = Literal["float32", "bfloat16", "float16"]
 DtypeOrAuto = Literal["auto", Dtype]
 AUTO = "auto"
+GPU_LATENCY_LIMIT_S = 0.45
 SlotCount = PositiveInt | Literal["auto"]
 Checkpoint = Literal["scripted"] | ExistingDirectory
 
@@ -189,6 +191,11 @@ class WorkerSettings:
     """Capture decoders, audio encoder and vocoder as CUDA graphs. Without effect on a CPU."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
     """Maximum number of tokens that one conversation can hold."""
+    latency_limit_s: NonNegativeFloat | Literal["auto"] = AUTO
+    """Seconds within which 99 % of the speaking units are to be answered. If the latest latencies
+    let expect more with one more session, the worker withholds its free slots, and new sessions
+    wait in the queue; sessions that it has are not affected. `auto` is 0.45 on a GPU and no limit
+    on a CPU; 0 is no limit."""
     stuck_after_s: PositiveFloat = 30.0
     """Seconds of one call into the model after which the worker's health is NOT_SERVING."""
     hung_after_s: PositiveFloat = 120.0
@@ -258,6 +265,13 @@ class WorkerSettings:
     def has_engine_process(self) -> bool:
         """Whether the model runs in a process of its own."""
         return self.engine_process == "on" or (self.engine_process == AUTO and self.device != "cpu")
+
+    @property
+    def given_latency_limit_s(self) -> float:
+        """The limit of the latency of speech; infinity if there is none."""
+        if self.latency_limit_s == AUTO:
+            return math.inf if self.device == "cpu" else GPU_LATENCY_LIMIT_S
+        return self.latency_limit_s or math.inf
 
     @property
     def given_slot_count(self) -> int:

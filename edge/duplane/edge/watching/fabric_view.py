@@ -253,7 +253,8 @@ def _worker(status: admin_pb2.WorkerStatus, now_s: float) -> dict[str, object]:
 
 def _slot(slot: registry_pb2.SlotReport) -> dict[str, object]:
     """Describe a slot. A free one has only its state, because most slots of a page are free."""
-    described: dict[str, object] = {"slot": slot.slot, "state": _STATES.get(slot.state, _UNKNOWN)}
+    state = "withheld" if slot.is_withheld else _STATES.get(slot.state, _UNKNOWN)
+    described: dict[str, object] = {"slot": slot.slot, "state": state}
     if slot.lease_id:
         described |= {
             "lease_id": slot.lease_id,

@@ -27,7 +27,7 @@ from duplane.fabric.v1 import model_pb2 as duplane_dot_fabric_dot_v1_dot_model__
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n duplane/fabric/v1/registry.proto\x12\x11\x64uplane.fabric.v1\x1a\x1d\x64uplane/fabric/v1/lease.proto\x1a\x1d\x64uplane/fabric/v1/model.proto\x1a\x1egoogle/protobuf/duration.proto\"x\n\rAttachRequest\x12/\n\x08register\x18\x01 \x01(\x0b\x32\x1b.duplane.fabric.v1.RegisterH\x00\x12+\n\x06report\x18\x02 \x01(\x0b\x32\x19.duplane.fabric.v1.ReportH\x00\x42\t\n\x07message\"\x88\x02\n\x0e\x41ttachResponse\x12\x33\n\nregistered\x18\x01 \x01(\x0b\x32\x1d.duplane.fabric.v1.RegisteredH\x00\x12)\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x18.duplane.fabric.v1.DrainH\x00\x12+\n\x06revoke\x18\x03 \x01(\x0b\x32\x19.duplane.fabric.v1.RevokeH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.duplane.fabric.v1.ProgressH\x00\x12-\n\x07undrain\x18\x05 \x01(\x0b\x32\x1a.duplane.fabric.v1.UndrainH\x00\x42\t\n\x07message\"\xb9\x03\n\x08Register\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12)\n\x06\x64\x65vice\x18\x05 \x01(\x0b\x32\x19.duplane.fabric.v1.Device\x12\'\n\x05model\x18\x06 \x01(\x0b\x32\x18.duplane.fabric.v1.Model\x12-\n\x05kinds\x18\x07 \x03(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12,\n\x05slots\x18\x08 \x03(\x0b\x32\x1d.duplane.fabric.v1.SlotReport\x12\x13\n\x0bis_draining\x18\t \x01(\x08\x12\x37\n\x06labels\x18\n \x03(\x0b\x32\'.duplane.fabric.v1.Register.LabelsEntry\x12\x15\n\rstream_number\x18\x0b \x01(\x03\x12\x0f\n\x07release\x18\x0c \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\r \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\"\xfe\x01\n\nSlotReport\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.duplane.fabric.v1.SlotState\x12\x16\n\x0e\x66\x65ncing_number\x18\x03 \x01(\x03\x12\x10\n\x08lease_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12,\n\x04kind\x18\x06 \x01(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12\x11\n\tis_paused\x18\x07 \x01(\x08\x12\x13\n\x0b\x63\x61nnot_move\x18\x08 \x01(\x08\x12\x0e\n\x06holder\x18\t \x01(\x0c\x12\x11\n\ttenant_id\x18\x14 \x01(\t\"\xbc\x01\n\x06Report\x12,\n\x05slots\x18\x01 \x03(\x0b\x32\x1d.duplane.fabric.v1.SlotReport\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x03\x12\x12\n\nunit_count\x18\x04 \x01(\x03\x12,\n\tunit_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nis_leaving\x18\x06 \x01(\x08\"\x95\x01\n\nRegistered\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x03\x12=\n\x11verification_keys\x18\x02 \x03(\x0b\x32\".duplane.fabric.v1.VerificationKey\x12\x32\n\x0freport_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"5\n\x0fVerificationKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\"\"\n\x08Progress\x12\x16\n\x0e\x66\x65ncing_number\x18\x01 \x01(\x03\"\x18\n\x05\x44rain\x12\x0f\n\x07is_stop\x18\x01 \x01(\x08\"\t\n\x07Undrain\"P\n\x06Revoke\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12\x16\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x0e\n\x06is_end\x18\x04 \x01(\x08*\x85\x01\n\tSlotState\x12\x1a\n\x16SLOT_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLOT_STATE_FREE\x10\x01\x12\x17\n\x13SLOT_STATE_OCCUPIED\x10\x02\x12\x17\n\x13SLOT_STATE_CLEANING\x10\x03\x12\x15\n\x11SLOT_STATE_BROKEN\x10\x04\x32\x64\n\x0fRegistryService\x12Q\n\x06\x41ttach\x12 .duplane.fabric.v1.AttachRequest\x1a!.duplane.fabric.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n duplane/fabric/v1/registry.proto\x12\x11\x64uplane.fabric.v1\x1a\x1d\x64uplane/fabric/v1/lease.proto\x1a\x1d\x64uplane/fabric/v1/model.proto\x1a\x1egoogle/protobuf/duration.proto\"x\n\rAttachRequest\x12/\n\x08register\x18\x01 \x01(\x0b\x32\x1b.duplane.fabric.v1.RegisterH\x00\x12+\n\x06report\x18\x02 \x01(\x0b\x32\x19.duplane.fabric.v1.ReportH\x00\x42\t\n\x07message\"\x88\x02\n\x0e\x41ttachResponse\x12\x33\n\nregistered\x18\x01 \x01(\x0b\x32\x1d.duplane.fabric.v1.RegisteredH\x00\x12)\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x18.duplane.fabric.v1.DrainH\x00\x12+\n\x06revoke\x18\x03 \x01(\x0b\x32\x19.duplane.fabric.v1.RevokeH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.duplane.fabric.v1.ProgressH\x00\x12-\n\x07undrain\x18\x05 \x01(\x0b\x32\x1a.duplane.fabric.v1.UndrainH\x00\x42\t\n\x07message\"\xb9\x03\n\x08Register\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12)\n\x06\x64\x65vice\x18\x05 \x01(\x0b\x32\x19.duplane.fabric.v1.Device\x12\'\n\x05model\x18\x06 \x01(\x0b\x32\x18.duplane.fabric.v1.Model\x12-\n\x05kinds\x18\x07 \x03(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12,\n\x05slots\x18\x08 \x03(\x0b\x32\x1d.duplane.fabric.v1.SlotReport\x12\x13\n\x0bis_draining\x18\t \x01(\x08\x12\x37\n\x06labels\x18\n \x03(\x0b\x32\'.duplane.fabric.v1.Register.LabelsEntry\x12\x15\n\rstream_number\x18\x0b \x01(\x03\x12\x0f\n\x07release\x18\x0c \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\r \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\"\x93\x02\n\nSlotReport\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.duplane.fabric.v1.SlotState\x12\x16\n\x0e\x66\x65ncing_number\x18\x03 \x01(\x03\x12\x10\n\x08lease_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12,\n\x04kind\x18\x06 \x01(\x0e\x32\x1e.duplane.fabric.v1.SessionKind\x12\x11\n\tis_paused\x18\x07 \x01(\x08\x12\x13\n\x0b\x63\x61nnot_move\x18\x08 \x01(\x08\x12\x0e\n\x06holder\x18\t \x01(\x0c\x12\x13\n\x0bis_withheld\x18\n \x01(\x08\x12\x11\n\ttenant_id\x18\x14 \x01(\t\"\xbc\x01\n\x06Report\x12,\n\x05slots\x18\x01 \x03(\x0b\x32\x1d.duplane.fabric.v1.SlotReport\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x03\x12\x12\n\nunit_count\x18\x04 \x01(\x03\x12,\n\tunit_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nis_leaving\x18\x06 \x01(\x08\"\x95\x01\n\nRegistered\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x03\x12=\n\x11verification_keys\x18\x02 \x03(\x0b\x32\".duplane.fabric.v1.VerificationKey\x12\x32\n\x0freport_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"5\n\x0fVerificationKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\"\"\n\x08Progress\x12\x16\n\x0e\x66\x65ncing_number\x18\x01 \x01(\x03\"\x18\n\x05\x44rain\x12\x0f\n\x07is_stop\x18\x01 \x01(\x08\"\t\n\x07Undrain\"P\n\x06Revoke\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12\x16\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x0e\n\x06is_end\x18\x04 \x01(\x08*\x85\x01\n\tSlotState\x12\x1a\n\x16SLOT_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLOT_STATE_FREE\x10\x01\x12\x17\n\x13SLOT_STATE_OCCUPIED\x10\x02\x12\x17\n\x13SLOT_STATE_CLEANING\x10\x03\x12\x15\n\x11SLOT_STATE_BROKEN\x10\x04\x32\x64\n\x0fRegistryService\x12Q\n\x06\x41ttach\x12 .duplane.fabric.v1.AttachRequest\x1a!.duplane.fabric.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTER_LABELSENTRY']._loaded_options = None
   _globals['_REGISTER_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_SLOTSTATE']._serialized_start=1860
-  _globals['_SLOTSTATE']._serialized_end=1993
+  _globals['_SLOTSTATE']._serialized_start=1881
+  _globals['_SLOTSTATE']._serialized_end=2014
   _globals['_ATTACHREQUEST']._serialized_start=149
   _globals['_ATTACHREQUEST']._serialized_end=269
   _globals['_ATTACHRESPONSE']._serialized_start=272
@@ -49,21 +49,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICE']._serialized_start=982
   _globals['_DEVICE']._serialized_end=1047
   _globals['_SLOTREPORT']._serialized_start=1050
-  _globals['_SLOTREPORT']._serialized_end=1304
-  _globals['_REPORT']._serialized_start=1307
-  _globals['_REPORT']._serialized_end=1495
-  _globals['_REGISTERED']._serialized_start=1498
-  _globals['_REGISTERED']._serialized_end=1647
-  _globals['_VERIFICATIONKEY']._serialized_start=1649
-  _globals['_VERIFICATIONKEY']._serialized_end=1702
-  _globals['_PROGRESS']._serialized_start=1704
-  _globals['_PROGRESS']._serialized_end=1738
-  _globals['_DRAIN']._serialized_start=1740
-  _globals['_DRAIN']._serialized_end=1764
-  _globals['_UNDRAIN']._serialized_start=1766
-  _globals['_UNDRAIN']._serialized_end=1775
-  _globals['_REVOKE']._serialized_start=1777
-  _globals['_REVOKE']._serialized_end=1857
-  _globals['_REGISTRYSERVICE']._serialized_start=1995
-  _globals['_REGISTRYSERVICE']._serialized_end=2095
+  _globals['_SLOTREPORT']._serialized_end=1325
+  _globals['_REPORT']._serialized_start=1328
+  _globals['_REPORT']._serialized_end=1516
+  _globals['_REGISTERED']._serialized_start=1519
+  _globals['_REGISTERED']._serialized_end=1668
+  _globals['_VERIFICATIONKEY']._serialized_start=1670
+  _globals['_VERIFICATIONKEY']._serialized_end=1723
+  _globals['_PROGRESS']._serialized_start=1725
+  _globals['_PROGRESS']._serialized_end=1759
+  _globals['_DRAIN']._serialized_start=1761
+  _globals['_DRAIN']._serialized_end=1785
+  _globals['_UNDRAIN']._serialized_start=1787
+  _globals['_UNDRAIN']._serialized_end=1796
+  _globals['_REVOKE']._serialized_start=1798
+  _globals['_REVOKE']._serialized_end=1878
+  _globals['_REGISTRYSERVICE']._serialized_start=2016
+  _globals['_REGISTRYSERVICE']._serialized_end=2116
 # @@protoc_insertion_point(module_scope)

@@ -95,7 +95,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind", "is_paused", "cannot_move", "holder", "tenant_id")
+    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind", "is_paused", "cannot_move", "holder", "is_withheld", "tenant_id")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class SlotReport(_message.Message):
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     CANNOT_MOVE_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
+    IS_WITHHELD_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     slot: int
     state: SlotState
@@ -115,8 +116,9 @@ class SlotReport(_message.Message):
     is_paused: bool
     cannot_move: bool
     holder: bytes
+    is_withheld: bool
     tenant_id: str
-    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., is_paused: _Optional[bool] = ..., cannot_move: _Optional[bool] = ..., holder: _Optional[bytes] = ..., tenant_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., is_paused: _Optional[bool] = ..., cannot_move: _Optional[bool] = ..., holder: _Optional[bytes] = ..., is_withheld: _Optional[bool] = ..., tenant_id: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("slots", "is_draining", "memory_used_bytes", "unit_count", "unit_time", "is_leaving")

@@ -71,6 +71,8 @@ class Candidate:
             if grant:
                 held.add((slot, grant.claims.kind, granted_at[grant.claims.lease_id]))
                 continue
+            if report.is_withheld:
+                continue
             idle_count += 1
             if slot in reserved:
                 continue

@@ -131,6 +131,21 @@ def test_granted_slot_is_not_granted_twice() -> None:
     assert granted_slots([ticket(1)], candidate(worker("w", FREE), 0)) == []
 
 
+def test_withheld_slot_is_not_granted_and_counts_in_no_forecast() -> None:
+    one = worker("w", FREE, FREE)
+    one.slots[0].is_withheld = True
+    assert granted_slots([ticket(1), ticket(2)], candidate(one)) == [(1, "w", 1)]
+    assert candidate(one).idle_count == 1
+    one.slots[0].is_withheld = False
+    assert candidate(one).idle_count == 2
+
+
+def test_slot_that_was_granted_before_it_was_withheld_stays_granted() -> None:
+    one = worker("w", FREE)
+    one.slots[0].is_withheld = True
+    assert [slot for slot, _, _ in candidate(one, 0).held] == [0]
+
+
 def test_slot_of_a_void_grant_is_free_once_the_worker_reports_its_number() -> None:
     one = worker("w", FREE, FREE)
     assert Candidate.of(one, {}, {0: 7}, {}).free_slots == (1,)

@@ -25,7 +25,7 @@ _LEASABLE = (
     registry_pb2.SLOT_STATE_CLEANING,
 )
 _NO_WORKER = "; no worker serves, so sessions wait"
-_SLOT_COLUMNS = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
+_SLOT_COLUMNS = ("free", "withheld", "granted", "occupied", "cleaning", "broken", "unavailable")
 
 
 def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
@@ -132,7 +132,9 @@ def _slot_state(
         return _SLOT_STATES[slot.state]
     if lease:
         return "occupied" if lease.is_claimed else "granted"
-    return "free" if is_ready else "unavailable"
+    if not is_ready:
+        return "unavailable"
+    return "withheld" if slot.is_withheld else "free"
 
 
 def _lease(lease: admin_pb2.LeaseStatus, unmovable: Collection[str]) -> Sequence[str]:

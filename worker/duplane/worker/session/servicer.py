@@ -242,7 +242,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         unit_spans = UnitSpans(
             claims, self._tracer, trace, spans.inject(span), self._engine.constants.unit_s
         )
-        reporter = UnitReporter(unit_spans, self._metrics)
+        reporter = UnitReporter(unit_spans, self._metrics, self._admission)
 
         def on_pause(is_paused: bool) -> None:
             self._admission.set_paused(claims.slot, claims.lease_id, is_paused)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from duplane.fabric.audio import pcm_from_samples
 from duplane.fabric.v1 import session_pb2
+from duplane.worker.admission import Admission
 from duplane.worker.engine.events import AnsweredUnit, FailedUnit
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.metrics import WorkerMetrics
@@ -24,7 +25,8 @@ _SPEECH_OUTCOMES = {
 class UnitReporter:
     """Reports one session's units."""
 
-    def __init__(self, spans: UnitSpans, metrics: WorkerMetrics) -> None:
+    def __init__(self, spans: UnitSpans, metrics: WorkerMetrics, admission: Admission) -> None:
+        self._admission = admission
         self._spans = spans
         self._metrics = metrics
         self._token_counts = session_pb2.TokenCounts()
@@ -82,6 +84,7 @@ class UnitReporter:
             delta.speech.text = output.text
             delta.speech.audio = pcm_from_samples(output.audio)
             delta.speech.sample_count = output.audio.size
+            self._admission.note_speech(stages_s["total"], now_s)
         self._unit_count += 1
         self._metrics.unit(answered, delta, stages_s)
         self._reported_dropped_count = record.dropped_count

@@ -221,7 +221,7 @@ export function workerState(worker) {
 export function slotState(slot, granted) {
   if (slot.state === "occupied" && slot.is_paused) return "paused";
   if (slot.state === "occupied") return "held";
-  if (slot.state === "free" && granted.has(slot.slot)) return "granted";
+  if (["free", "withheld"].includes(slot.state) && granted.has(slot.slot)) return "granted";
   return slot.state;
 }
 

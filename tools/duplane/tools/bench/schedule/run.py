@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import sys
@@ -19,10 +20,18 @@ from duplane.tools.bench.schedule.costs import (
     read_costs,
 )
 from duplane.tools.bench.schedule.prediction import predict
-from duplane.tools.bench.schedule.simulation import LATE_S, Outcome, Simulation, is_ordinary
+from duplane.tools.bench.schedule.simulation import (
+    LATE_S,
+    Outcome,
+    Simulation,
+    is_ordinary,
+    is_spoken,
+)
 from duplane.tools.bench.schedule.traffic import MEAN_IDS, Task, Traffic, mixed, tasks
 from duplane.tools.command import EXIT_FAILED
 from duplane.worker.engine.schedule import Limits
+from duplane.worker.session_capacity import SessionCapacity
+from duplane.worker.settings import GPU_LATENCY_LIMIT_S
 
 _HEADER = (
     "seed",
@@ -69,6 +78,7 @@ def bench_schedule(options: ScheduleBench) -> int:
         percentile(outcome.latencies(is_ordinary), 0.99) for outcome in outcomes
     )
     late = sum(outcome.late for outcome in outcomes)
+    sys.stdout.write(_admitted(options, outcomes[0]))
     sys.stdout.write(f"median p99 {1e3 * p99:.0f} ms, {late} units later than {LATE_S:.0f} s\n")
     return EXIT_FAILED if late else 0
 
@@ -107,6 +117,18 @@ def _estimated(options: ScheduleBench, costs: Costs) -> str:
     )
 
 
+def _admitted(options: ScheduleBench, outcome: Outcome) -> str:
+    """Return how many sessions a worker takes that measures the latencies of a run."""
+    capacity = SessionCapacity(GPU_LATENCY_LIMIT_S)
+    for answer in sorted(outcome.answers, key=lambda answer: answer.at_s):
+        if is_spoken(answer.task) and answer.at_s < math.inf:
+            capacity.note(answer.latency_s, options.sessions, answer.at_s)
+    return (
+        f"a worker with these latencies and a limit of {1e3 * GPU_LATENCY_LIMIT_S:.0f} ms takes"
+        f" {capacity.count:.0f} sessions\n"
+    )
+
+
 def _row(name: str, outcome: Outcome) -> tuple[str, ...]:
     def times(of: Callable[[Task], bool], *shares: float) -> list[str]:
         latencies = outcome.latencies(of)
@@ -117,7 +139,7 @@ def _row(name: str, outcome: Outcome) -> tuple[str, ...]:
         str(len(outcome.latencies(is_ordinary))),
         *times(is_ordinary, 0.5, 0.95, 0.99, 1.0),
         *times(lambda task: not task.is_large and not task.speaks, 0.5, 0.99),
-        *times(lambda task: not task.is_large and task.speaks, 0.5, 0.99),
+        *times(is_spoken, 0.5, 0.99),
         *times(lambda task: not task.is_large and task.begins_turn, 0.5, 0.99),
         str(len(outcome.latencies(lambda task: task.is_large))),
         *times(lambda task: task.is_large, 0.99),

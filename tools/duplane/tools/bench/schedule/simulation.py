@@ -64,6 +64,11 @@ def is_ordinary(task: Task) -> bool:
     return not task.is_large
 
 
+def is_spoken(task: Task) -> bool:
+    """Return whether an ordinary unit is answered by speech."""
+    return task.speaks and not task.is_large
+
+
 @dataclass(slots=True)
 class _Running:
     """A launch in its lanes. `left_s`: the rest of its time, with no other launch beside it."""
