@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory
 
@@ -32,6 +32,8 @@ DtypeOrAuto = Literal["auto", Dtype]
 AUTO = "auto"
 GPU_LATENCY_LIMIT_S = 0.45
 SlotCount = PositiveInt | Literal["auto"]
+Share = Annotated[float, Gt(0), Le(1)]
+GPU_CONTEXT_SHARE = 0.6
 Checkpoint = Literal["scripted"] | ExistingDirectory
 
 
@@ -191,6 +193,11 @@ class WorkerSettings:
     """Capture decoders, audio encoder and vocoder as CUDA graphs. Without effect on a CPU."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
     """Maximum number of tokens that one conversation can hold."""
+    context_share: Share | Literal["auto"] = AUTO
+    """Share of --context for which each slot has memory at any time. A longer conversation borrows
+    memory while some is free. Without free memory, a conversation with a context window drops old
+    units earlier, and others end as if their context was full. So with a share below 1, what a long
+    conversation says can depend on the others. `auto` is 0.6 on a GPU and 1 on a CPU."""
     latency_limit_s: NonNegativeFloat | Literal["auto"] = AUTO
     """Seconds within which 99 % of the speaking units are to be answered. If the latest latencies
     let expect more with one more session, the worker withholds its free slots, and new sessions
@@ -272,6 +279,13 @@ class WorkerSettings:
         if self.latency_limit_s == AUTO:
             return math.inf if self.device == "cpu" else GPU_LATENCY_LIMIT_S
         return self.latency_limit_s or math.inf
+
+    @property
+    def reserved_share(self) -> float:
+        """The share of a context for which each slot has memory at any time."""
+        if self.context_share == AUTO:
+            return 1.0 if self.device == "cpu" else GPU_CONTEXT_SHARE
+        return self.context_share
 
     @property
     def given_slot_count(self) -> int:

@@ -141,11 +141,12 @@ def _show_memory(
     config: Mapping[str, Any], plan: AnyVocoderPlan | None, options: MemoryOptions
 ) -> None:
     dtype = torch_dtype(options.dtype)
-    found = stages(config, capacity=options.context, dtype=dtype, vocoder=plan)
+    share = options.context_share
+    found = stages(config, capacity=options.context, dtype=dtype, vocoder=plan, share=share)
     whole = StageMemory("all", sum(s.fixed_bytes for s in found), sum(s.slot_bytes for s in found))
     kind = options.dtype
     show(
-        f"memory in {kind}, contexts of {options.context} rows",
+        f"memory in {kind}, contexts of {options.context} rows, of which {share:.0%} are reserved",
         ("stage", "weights and tables, MB", "per slot, MB"),
         [(s.name, _megabytes(s.fixed_bytes), _megabytes(s.slot_bytes)) for s in (*found, whole)],
     )
@@ -174,7 +175,13 @@ def _show_fit(
     one = (fixed + slot + GRAPH_BYTES) / (1 - WORK_SHARE)
     print(f"one slot fits a device of {one / 1e9:.1f} GB")
     for dtype, context in _smaller(options):
-        smaller = stages(config, capacity=context, dtype=torch_dtype(dtype), vocoder=plan)
+        smaller = stages(
+            config,
+            capacity=context,
+            dtype=torch_dtype(dtype),
+            vocoder=plan,
+            share=options.context_share,
+        )
         if count := slots_that_fit(smaller, device_bytes, graph_bytes=GRAPH_BYTES):
             print(f"with --dtype {dtype} --context {context}, {count} slots fit this device")
             return

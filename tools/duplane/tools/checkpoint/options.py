@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter, Token
 
 from duplane.fabric.settings import PositiveInt, check_bounds
-from duplane.worker.settings import Dtype
+from duplane.worker.settings import GPU_CONTEXT_SHARE, Dtype, Share
 
 
 def byte_count(text: str) -> int:
@@ -33,6 +33,8 @@ class MemoryOptions:
 
     context: PositiveInt = 8192
     """Rows of each conversation's context."""
+    context_share: Share = GPU_CONTEXT_SHARE
+    """Share of these rows for which each slot has memory at any time."""
     dtype: Dtype = "bfloat16"
     """Type of the model's numbers."""
     device_memory: Annotated[int | None, Parameter(converter=_byte_count)] = None

@@ -235,7 +235,8 @@ class StateChange:
 
     That release knows no requests to speak. `ended_requests` means that a forced listen has ended
     all earlier ones; `requests` are new ones, each with its number and its ids; `was_requested`
-    means that the unit spoke ids of the oldest one.
+    means that the unit spoke ids of the oldest one. It knows no `row_limit` either: the number of
+    rows to which a context window made room before the unit because memory was short; else 0.
     """
 
     speech_token_ids: tuple[int, ...] = ()
@@ -245,6 +246,7 @@ class StateChange:
     was_requested: bool = False
     ended_requests: bool = False
     requests: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    row_limit: int = 0
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,12 @@ def load_parts(
     device: str,
     dtype: str,
     turn_rows: int = TURN_ROWS,
+    context_share: float = 1.0,
     preparation: PreparerParts | None = None,
 ) -> ModelParts:
     """Load all parts in the directory. Raises `CheckpointError` if one cannot be used.
 
+    Each slot reserves `context_share` of the memory of its context; see `PageTable`.
     `preparation` is what `load_preparer_parts` has read from the same directory before.
     """
     checkpoint = Checkpoint(directory)
@@ -165,7 +167,7 @@ def load_parts(
     tokens, heard = preparation.prompts.tokens, preparation.prompts.audio
     vision = Vision.from_checkpoint(checkpoint, place, kind)
     capacity = context_capacity + overhang(heard, None if vision is None else vision.rows)
-    llm = LanguageModel(config, slot_count, capacity, place, kind)
+    llm = LanguageModel(config, slot_count, capacity, place, kind, context_share)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
         raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
     audio = AudioEncoder(heard, slot_count, place, kind)

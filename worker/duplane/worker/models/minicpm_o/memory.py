@@ -72,6 +72,7 @@ def choose_slot_count(settings: WorkerSettings, dtype: str) -> int:
         dtype=torch_dtype(dtype),
         vocoder=plan_vocoder(directory / VOCODER_FOLDER),
         turn_rows=settings.turn_row_limit,
+        share=settings.reserved_share,
     )
     free_bytes, _ = torch.cuda.mem_get_info(device)
     graph_bytes = GRAPH_BYTES if settings.cuda_graphs else 0
@@ -80,8 +81,9 @@ def choose_slot_count(settings: WorkerSettings, dtype: str) -> int:
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
     plan = (
         f"{device} has {free_bytes / 1e9:.1f} GB free; the model takes {fixed / 1e9:.1f} GB, a slot"
-        f" of {settings.context_token_limit} tokens {slot / 1e9:.3f} GB, and graphs and"
-        f" intermediate tensors {(graph_bytes + free_bytes * WORK_SHARE) / 1e9:.1f} GB"
+        f" with {settings.reserved_share:.0%} of {settings.context_token_limit} tokens"
+        f" {slot / 1e9:.3f} GB, and graphs and intermediate tensors"
+        f" {(graph_bytes + free_bytes * WORK_SHARE) / 1e9:.1f} GB"
     )
     if not 0 < wanted <= fitting:
         most = f"at most {fitting} fit (--slots {fitting})" if fitting else "not even one fits"
@@ -97,11 +99,15 @@ def stages(
     dtype: torch.dtype,
     vocoder: AnyVocoderPlan | None,
     turn_rows: int = TURN_ROWS,
+    share: float = 1.0,
 ) -> list[StageMemory]:
-    """Return the memory of every stage, for contexts of `capacity` rows and for this `dtype`."""
+    """Return the memory of every stage, for this `dtype`.
+
+    Each slot reserves this `share` of its context of `capacity` rows.
+    """
 
     def sizes(slots: int) -> list[tuple[str, int]]:
-        held = _sizes(config, slots, capacity, dtype, turn_rows)
+        held = _sizes(config, slots, capacity, dtype, turn_rows, share)
         return held if vocoder is None else [*held, ("vocoder", vocoder.size(slots))]
 
     return [
@@ -183,11 +189,12 @@ def modules(
     capacity: int,
     dtype: torch.dtype,
     turn_rows: int = TURN_ROWS,
+    share: float = 1.0,
 ) -> dict[str, nn.Module]:
     """Return the modules of the main checkpoint on the meta device, by their prefixes."""
     audio = AudioEncoder(AudioConfig.from_json(config), slots, META, dtype)
     found: dict[str, nn.Module] = {
-        "llm.": LanguageModel(config, slots, capacity, META, dtype),
+        "llm.": LanguageModel(config, slots, capacity, META, dtype, share),
         "apm.": audio.apm,
         "audio_projection_layer.": audio.audio_projection_layer,
     }
@@ -202,13 +209,18 @@ def modules(
 
 
 def _sizes(
-    config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype, turn_rows: int
+    config: Mapping[str, Any],
+    slots: int,
+    capacity: int,
+    dtype: torch.dtype,
+    turn_rows: int,
+    share: float,
 ) -> list[tuple[str, int]]:
     """Return the name and the bytes of each stage for this number of slots."""
     heard = AudioConfig.from_json(config)
     is_seeing = field(config, "init_vision", bool, True)
     beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)
-    made = modules(config, slots, capacity + beyond, dtype, turn_rows)
+    made = modules(config, slots, capacity + beyond, dtype, turn_rows, share)
     audio = AudioEncoder(heard, slots, META, dtype)
     found = [("LLM", 0), ("audio", _bytes(audio))]
     for module in made.values():

@@ -24,7 +24,7 @@ from duplane.worker.models.minicpm_o.duplex.conversation import (
     Status,
 )
 from duplane.worker.models.minicpm_o.duplex.hearing import Hearing
-from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
+from duplane.worker.models.minicpm_o.duplex.pipeline import CONTEXT_FULL, Pipeline
 from duplane.worker.models.minicpm_o.duplex.prompt import embed_prompt
 from duplane.worker.models.minicpm_o.duplex.rebuild import Rebuilder
 from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
@@ -76,7 +76,7 @@ class DuplexModel:
             module.requires_grad_(False).eval()
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - each parameter is a setting
         cls,
         directory: Path,
         *,
@@ -85,13 +85,15 @@ class DuplexModel:
         device: str = "cpu",
         dtype: str = "float32",
         turn_rows: int = TURN_ROWS,
+        context_share: float = 1.0,
         cuda_graphs: bool = True,
         preparation: PreparerParts | None = None,
     ) -> DuplexModel:
         """Load a checkpoint directory; raises `CheckpointError` if it cannot be used.
 
         The talker's cache keeps at most `turn_rows` rows of a turn; a longer turn continues without
-        its earlier rows. With `cuda_graphs`, and only on a CUDA device, the model calls `capture`.
+        its earlier rows. Each slot reserves `context_share` of the memory of its context. With
+        `cuda_graphs`, and only on a CUDA device, the model calls `capture`.
         `preparation` is what `load_preparer_parts` has read from the directory before.
         """
         model = cls(
@@ -102,6 +104,7 @@ class DuplexModel:
                 device=device,
                 dtype=dtype,
                 turn_rows=turn_rows,
+                context_share=context_share,
                 preparation=preparation,
             )
         )
@@ -172,13 +175,18 @@ class DuplexModel:
     @torch.inference_mode()
     def begin(
         self, slot: int, prepared: PreparedConversation, *, uniforms: Uniforms | None = None
-    ) -> Unfinished:
+    ) -> Unfinished | UnitFailure:
         """Begin a conversation in a clean slot. It is open when `launch` has fed its prompt.
 
         The prompt includes a voice. `uniforms` replaces the numbers drawn from the options' seed.
+        Returns a failure, and the slot stays clean, if other slots have borrowed the memory that
+        the prompt needs beyond the slot's reservation.
         """
         self._check_free(slot)
         options, prompt = prepared.options, prepared.prompt
+        if prepared.rows > (room := self.llm.cache.room(slot)):
+            message = f"the prompt has {prepared.rows} rows, and there is memory for {room}"
+            return UnitFailure(slot, CONTEXT_FULL, message, is_fatal=True)
         rows, heard = embed_prompt(self.parts, prompt)
         window = Window(prepared.rules, self.tokens, len(rows) - len(prompt.tail), prompt.tail)
         speech = None
@@ -196,6 +204,7 @@ class DuplexModel:
             opening=Opening(slot, rows, heard, prepared.ignored),
         )
         try:
+            self.llm.cache.hold(slot, len(rows))
             if self.parts.vocoder is not None and prepared.voice is not None:
                 self.parts.vocoder.prime(slot, prepared.voice, seed=options.seed)
         except BaseException:
@@ -210,11 +219,14 @@ class DuplexModel:
     @torch.inference_mode()
     def open_chat(
         self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None
-    ) -> Unfinished:
-        """Begin a chat in a clean slot, without feeding rows. Then `launch` runs it."""
+    ) -> Result:
+        """Begin a chat in a clean slot, without feeding rows. Then `launch` runs it.
+
+        Returns its only output if there is no memory for its prompt.
+        """
         self._check_free(slot)
         self.chats.open(slot, prepared, uniforms=uniforms)
-        return self._unfinished_chat(slot)
+        return next(self.chats.results([self.chats.chat(slot)]))
 
     def _unfinished_chat(self, slot: int) -> Unfinished:
         chat = self.chats.chat(slot)

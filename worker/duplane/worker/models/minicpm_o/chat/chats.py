@@ -111,10 +111,19 @@ class Chats:
             raise
 
     def answer(self, slot: int, prompt: ChatPrompt) -> None:
-        """Begin an answer to `prompt`, which is fed after the rows of the slot's context."""
-        chat = self.chat(slot)
+        """Begin an answer to `prompt`, which is fed after the rows of the slot's context.
+
+        The answer is bounded by the memory that the slot can have now. Without memory for the
+        prompt and one id, the chat ends at once.
+        """
+        chat, cache = self.chat(slot), self._parts.llm.cache
         rows = PromptRows(self._parts, prompt, answer_mark(self._parts.tokens, chat.options))
-        room = self._capacity - self._parts.llm.cache.length(slot) - len(rows)
+        start = cache.length(slot) + len(rows)
+        room = min(self._capacity, cache.room(slot)) - start
+        if room < 1:
+            chat.finish = Finish.CONTEXT_FULL
+            return
+        cache.hold(slot, start + min(room, chat.options.max_new_tokens))
         is_short = chat.options.max_new_tokens > room
         full = Finish.CONTEXT_FULL if is_short else Finish.LENGTH
         chat.begin(rows, min(room, chat.options.max_new_tokens), full)

@@ -5,6 +5,7 @@ The tensors of a conversation are in the caches; only those of its unit in progr
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ class Conversation:
     - `opening` is None when the whole prompt is fed.
     - `running`: a unit that is not complete.
     - `slide`: what the context window has to do before the next unit.
+    - `slid_to`: the lowest limit of rows to which the window made room since the last accepted
+      unit.
     - `failure`: why the conversation cannot be settled or get its voice.
     - `pending_ids`: the closing ids of a completed unit. They count as part of the context, but are
       fed only with the next unit.
@@ -114,6 +117,7 @@ class Conversation:
     status: Status = Status.OPENING
     running: RunningUnit | None = None
     slide: Slide | None = None
+    slid_to: int = sys.maxsize
     failure: UnitFailure | None = None
     pending_ids: tuple[int, ...] = ()
     settle_s: float = 0.0
@@ -171,6 +175,8 @@ class RunningUnit:
     - `is_interrupting`: a forced listen ends the turn that is open before the unit.
     - `is_amid_turn`: a turn was open before the unit.
     - `start`: the length of the context before the unit.
+    - `row_limit`: the limit of rows to which the window made room before the unit because memory
+      was short; 0 if it was not.
     - `first_draw`: how many uniform numbers the conversation has used before the unit.
     - `images`: the decoded frames of the unit. `seen` has their tiles.
     - `row_count`: the number of rows to feed: the pending ids of the conversation, and `rows`.
@@ -198,6 +204,7 @@ class RunningUnit:
     is_amid_turn: bool = False
     failure: UnitFailure | None = None
     start: int = 0
+    row_limit: int = 0
     first_draw: int = 0
     images: list[PreparedImage] = field(default_factory=list[PreparedImage])
     seen: SeenTiles = field(default_factory=SeenTiles)

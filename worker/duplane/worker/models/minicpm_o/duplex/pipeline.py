@@ -12,6 +12,7 @@ nothing but the state of their slots, and of talker and vocoder. Source: class `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -33,6 +34,7 @@ from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.types import Unit, UnitFailure
 
 Results = Iterator[Result]
+CONTEXT_FULL = "CONTEXT_FULL"
 
 
 class Pipeline:
@@ -88,13 +90,15 @@ class Pipeline:
                 continue
             unit.set_input(prepared, self.inputs.count_rows(prepared))
             unit.start = self._llm.cache.length(unit.slot) + len(unit.conversation.pending_ids)
-            if unit.start > (limit := self.row_limit(unit)):
+            limit = self.row_limit(unit, self._llm.cache.room(unit.slot))
+            if unit.start > limit:
                 unit.failure = self._make_room(unit, limit)
             if unit.failure is None and unit.rows.audio:
                 unit.failure = self._hear(unit)
             if unit.failure is None:
                 unit.row_count = len(unit.conversation.pending_ids) + sum(unit.rows)
                 unit.first_draw = unit.conversation.sampling.uniforms.used_count
+                self._hold_rows(unit)
                 self._take_requests(unit)
 
     def _hear(self, unit: RunningUnit) -> UnitFailure | None:
@@ -121,11 +125,20 @@ class Pipeline:
             unit.request = requested.due(turn)
             unit.state.is_forced &= unit.request is None
 
-    def row_limit(self, unit: RunningUnit) -> int:
-        """Return the length of the longest context that has room for the unit and its output."""
+    def row_limit(self, unit: RunningUnit, room: int) -> int:
+        """Return the length of the longest context after which the unit and its output fit.
+
+        `room` is the largest number of rows of the context.
+        """
+        return min(room - _most_rows(unit), self._capacity - 1)
+
+    def _hold_rows(self, unit: RunningUnit) -> None:
+        """Take the memory of an accepted unit. Note what a rebuild has to know of it."""
         conversation, cache = unit.conversation, self._llm.cache
-        rows = sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows
-        return min(cache.capacity - rows, self._capacity - 1)
+        cache.hold(unit.slot, unit.start + _most_rows(unit))
+        if conversation.slid_to < self.row_limit(unit, cache.capacity):
+            unit.row_limit = conversation.slid_to
+        conversation.slid_to = sys.maxsize
 
     def _make_room(self, unit: RunningUnit, limit: int) -> UnitFailure | None:
         """Let the window drop units until the context before `unit` has at most `limit` rows."""
@@ -133,7 +146,8 @@ class Pipeline:
             slide = unit.conversation.window.slide(limit)
             if slide is None:
                 message = f"{unit.start} rows of {self._capacity}, the unit needs at most {limit}"
-                return refusal(unit.unit, "CONTEXT_FULL", message)
+                return refusal(unit.unit, CONTEXT_FULL, message)
+            unit.conversation.slid_to = min(unit.conversation.slid_to, max(1, limit))
             self._feed_pending([unit.conversation])
             self._llm.splice(unit.slot, slide)
             unit.start = self._llm.cache.length(unit.slot)
@@ -336,3 +350,9 @@ class Pipeline:
         self._llm.append(counts, self._llm.embed(ids))
         for conversation in pending:
             conversation.pending_ids = ()
+
+
+def _most_rows(unit: RunningUnit) -> int:
+    """Return the largest number of rows that the unit adds to the context before the next unit."""
+    conversation = unit.conversation
+    return sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows

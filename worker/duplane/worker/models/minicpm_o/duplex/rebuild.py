@@ -34,6 +34,7 @@ from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
 from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
 from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord, UnitState
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
+from duplane.worker.models.minicpm_o.llm.pages import CacheFullError
 from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS, ModelParts
 from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS
@@ -196,6 +197,9 @@ class Rebuilder:
         except _RefusedError as error:
             share.failure = error.failure
             return
+        except CacheFullError as error:
+            share.failure = UnitFailure(share.slot, REFUSED, str(error), is_fatal=True)
+            return
         changes = share.changes
         chosen = [token for change in changes for token in change.chosen_token_ids]
         draw_count = sum(change.draw_count for change in changes)
@@ -223,7 +227,7 @@ class Rebuilder:
             if not conversation.requested.repeat(self._tokens, change, state.text_ids):
                 raise _RefusedError(past, "the unit cannot have these requests", "rebuild_state")
             unit = RunningUnit(share.slot, past.unit, conversation, state, change.interrupted_turn)
-            unit.speech_tokens = list(change.speech_token_ids)
+            unit.speech_tokens, unit.row_limit = list(change.speech_token_ids), change.row_limit
             if past.unfed_rows:
                 unit.rows = InputRows(marks=past.unfed_rows - len(past.token_ids))
             else:
@@ -340,12 +344,13 @@ class Rebuilder:
         The rows of a unit that is fed are fed later, together with those of other units.
         """
         window, is_fed = share.conversation.window, not past.unfed_rows
-        unit.start, limit = window.length, self._pipeline.row_limit(unit)
-        while unit.start > limit:
-            if (slide := window.slide(limit)) is None:
-                raise _RefusedError(past, f"{unit.start} rows, the unit needs at most {limit}")
+        most = self._pipeline.row_limit(unit, self._llm.cache.capacity)
+        limit = min(most, unit.row_limit or most)
+        while window.length > limit and (slide := window.slide(limit)):
             self._slide(share, slide, is_fed=is_fed)
-            unit.start = window.length
+        unit.start = window.length
+        if unit.start > most:
+            raise _RefusedError(past, f"{unit.start} rows, the unit needs at most {most}")
         row_count = sum(unit.rows) + len(unit.state.token_ids)
         length = unit.start + row_count - CLOSING_ROWS
         if length != past.context_length:
@@ -365,8 +370,11 @@ class Rebuilder:
         if not is_fed:
             return
         self._feed_waiting(share)
-        self._pipeline.apply(share.conversation, slide)
-        if failure := share.conversation.failure:
+        conversation, cache = share.conversation, self._llm.cache
+        grown = len(conversation.pending_ids) + max(0, slide.target - slide.kept)
+        cache.hold(share.slot, cache.length(share.slot) + grown)
+        self._pipeline.apply(conversation, slide)
+        if failure := conversation.failure:
             raise RuntimeError(failure.message)
 
     def _feed_waiting(self, share: _Share) -> None:

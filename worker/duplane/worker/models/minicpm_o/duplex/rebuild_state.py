@@ -3,8 +3,9 @@
 The bytes are a version, then unsigned varints (LEB128, as in protobuf): flags, the number of draws,
 the number of speech tokens and these tokens, the number of chosen ids and these ids. If the unit
 has new requests to speak, then their count follows, and of each request its number, the number of
-its ids and these ids. Only workers with the same model digest exchange them. Workers that know no
-requests refuse the flags of units with requests.
+its ids and these ids. The limit of rows follows if there is one. Only workers with the same model
+digest exchange them. Workers that know no requests or no limits refuse the flags of units with
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _INTERRUPTED = 1  # flag: a forced listen has ended the turn
 _WAS_REQUESTED = 2  # flag: the unit spoke a requested text
 _ENDED_REQUESTS = 4  # flag: a forced listen has ended all earlier requests
 _HAS_REQUESTS = 8  # flag: the unit has new requests
-_FLAGS = _INTERRUPTED | _WAS_REQUESTED | _ENDED_REQUESTS | _HAS_REQUESTS
+_HAS_LIMIT = 16  # flag: the context window made room because memory was short
+_FLAGS = _INTERRUPTED | _WAS_REQUESTED | _ENDED_REQUESTS | _HAS_REQUESTS | _HAS_LIMIT
 _MAX_NUMBER_BYTES = 5
 
 
@@ -36,6 +38,7 @@ def encode(change: StateChange) -> bytes:
         | _WAS_REQUESTED * change.was_requested
         | _ENDED_REQUESTS * change.ended_requests
         | _HAS_REQUESTS * bool(change.requests)
+        | _HAS_LIMIT * bool(change.row_limit)
     )
     speech, chosen = change.speech_token_ids, change.chosen_token_ids
     numbers = [flags, change.draw_count, len(speech), *speech, len(chosen), *chosen]
@@ -43,6 +46,8 @@ def encode(change: StateChange) -> bytes:
         numbers.append(len(change.requests))
         for number, ids in change.requests:
             numbers += (number, len(ids), *ids)
+    if change.row_limit:
+        numbers.append(change.row_limit)
     state = bytearray((VERSION,))
     for number in numbers:
         while number > 0x7F:
@@ -63,6 +68,7 @@ def decode(state: bytes) -> StateChange:
         raise StateError(f"the state has unknown flags, {flags}")
     speech, chosen = reader.ids(), reader.ids()
     requests = reader.requests() if flags & _HAS_REQUESTS else ()
+    row_limit = reader.number() if flags & _HAS_LIMIT else 0
     reader.check_end()
     return StateChange(
         tuple(speech),
@@ -72,6 +78,7 @@ def decode(state: bytes) -> StateChange:
         was_requested=bool(flags & _WAS_REQUESTED),
         ended_requests=bool(flags & _ENDED_REQUESTS),
         requests=requests,
+        row_limit=row_limit,
     )
 
 

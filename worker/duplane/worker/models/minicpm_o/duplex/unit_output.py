@@ -25,6 +25,7 @@ def unit_output(unit: RunningUnit, tokens: Tokens, context_length: int) -> UnitO
         was_requested=unit.request is not None,
         ended_requests=has_ended,
         requests=tuple(new_requests),
+        row_limit=unit.row_limit,
     )
     if unit.request is not None:
         unit.results += requested.spoken(len(state.text_ids))

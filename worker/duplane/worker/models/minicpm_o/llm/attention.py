@@ -111,7 +111,7 @@ def plan_calls(
 
     `lengths` are those of the slots' contexts with the new rows; `dtype` is that of the masks.
     Neighbouring entries of `counts` with as many rows have one call if their slots have equal
-    distances and no slot has borrowed pages: then their contexts can be read without a copy.
+    distances and all slots are in their own places: then their contexts can be read without a copy.
     """
     groups: list[list[int]] = []
     for index in range(len(counts)):
@@ -132,7 +132,8 @@ def plan_calls(
         if most > 1 or min(own) < longest:
             queries = positions[rows].view(len(group), 1, most).repeat(1, 1, queries_per_head)
             mask = causal_mask(queries, longest, dtype)
-        distance = (counts[group[-1]][0] - slot) // max(1, len(group) - 1) * pages.slot_rows
+        apart = (counts[group[-1]][0] - slot) // max(1, len(group) - 1)
+        distance = apart * pages.reserved * pages.page_rows
         calls.append(Call(rows, len(group), first or 0, distance, places, longest, mask))
     return tuple(calls)
 

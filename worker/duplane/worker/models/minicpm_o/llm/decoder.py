@@ -69,7 +69,12 @@ class DecoderConfig:
         )
 
     def cache(
-        self, slot_count: int, capacity: int, device: torch.device, dtype: torch.dtype
+        self,
+        slot_count: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        share: float = 1.0,
     ) -> KVCache:
         """Allocate the cache of a decoder with these dimensions."""
         return KVCache(
@@ -81,6 +86,7 @@ class DecoderConfig:
             head_dim=self.head_dim,
             device=device,
             dtype=dtype,
+            share=share,
         )
 
 
@@ -214,6 +220,7 @@ class Decoder(nn.Module):
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
+        share: float = 1.0,
     ) -> None:
         super().__init__()
         self.operations = Operations()
@@ -222,7 +229,7 @@ class Decoder(nn.Module):
             [Layer(config, self.operations, device, dtype) for _ in range(config.layers)]
         )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
-        self.cache = config.cache(slot_count, capacity, device, dtype)
+        self.cache = config.cache(slot_count, capacity, device, dtype, share)
         self._rotary = Rotary(config, capacity, device)
 
     def forward(self, embeds: Tensor, rows: Rows) -> Tensor:

@@ -21,17 +21,13 @@ from duplane.worker.models.minicpm_o.llm.attention import (
     plan_calls,
     plan_tiles,
 )
-from duplane.worker.models.minicpm_o.llm.pages import PageTable
+from duplane.worker.models.minicpm_o.llm.pages import CacheFullError, PageTable
 from duplane.worker.models.minicpm_o.transfer import upload
 
 PAGE_ROWS = 256
 """Number of rows of a page: a power of two, and at least 16, which kernels require."""
 MOVED_ROWS = 256
 """Maximum number of rows that are moved in one step, which bounds the memory that a move needs."""
-
-
-class CacheFullError(Exception):
-    """A slot has no room for the requested rows. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,12 @@ class Slide:
 class KVCache:
     """Keys (rotated) and values of all layers, `[layers, heads, rows of the pool, head_dim]`.
 
-    A context has at most `capacity` rows. The position of a row is its index in the context, and
-    `pages` has its place in the pool. With a `kernel`, rows attend by it.
+    A context has at most `capacity` rows, and room for a `share` of them at any time. The position
+    of a row is its index in the context, and `pages` has its place in the pool. With a `kernel`,
+    rows attend by it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a dimension, and named
         self,
         *,
         layers: int,
@@ -65,8 +62,9 @@ class KVCache:
         head_dim: int,
         device: torch.device,
         dtype: torch.dtype,
+        share: float = 1.0,
     ) -> None:
-        self.pages = PageTable(slots, capacity, PAGE_ROWS, device)
+        self.pages = PageTable(slots, capacity, PAGE_ROWS, device, share)
         shape = (layers, heads, self.pages.row_count, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
@@ -86,6 +84,19 @@ class KVCache:
     def length(self, slot: int) -> int:
         """Return the number of rows that the slot holds."""
         return self._lengths[slot]
+
+    def room(self, slot: int) -> int:
+        """Return the number of rows of the longest context that the slot can hold now."""
+        return min(self.capacity, self.pages.room(slot))
+
+    def hold(self, slot: int, length: int) -> None:
+        """Take the pages of a context of `length` rows, so that these rows will have room.
+
+        Raises `CacheFullError` and changes nothing if this is more than `room`.
+        """
+        if length > (room := self.room(slot)):
+            raise CacheFullError(f"slot {slot} has room for {room} rows, not {length}")
+        self.pages.take([(slot, length)])
 
     def extend(self, counts: Sequence[tuple[int, int]]) -> Rows:
         """Add `(slot, number of rows)` to the lengths, slots ascending, and plan the pass.
@@ -173,14 +184,16 @@ class KVCache:
 
         `rotate(keys, source, target)` rotates keys `[layers, heads, rows, head_dim]` from the
         positions at `source` on to the positions at `target` on. Values do not depend on positions.
-        If the rows do not fit, raises `CacheFullError` and changes nothing.
+        Borrowed pages without rows are given back. If the rows do not fit, raises `CacheFullError`
+        and changes nothing.
         """
         count = self._lengths[slot] - source
+        length = target + count
         if source < 0 or count < 0 or target < 0:
             raise ValueError(f"slot {slot}: no rows to move from {source} to {target}")
-        if target + count > self.capacity:
+        if length > self.capacity:
             raise CacheFullError(f"slot {slot}: {count} rows do not fit behind {target}")
-        self.pages.take([(slot, target + count)])
+        self.pages.take([(slot, length)])
         starts = range(0, count, MOVED_ROWS)
         # The order of the parts makes sure that every row is moved before it is overwritten.
         for start in starts if target < source else reversed(starts):
@@ -190,7 +203,8 @@ class KVCache:
             turned = rotate(self.keys[:, :, old], source + start, target + start)
             self.keys[:, :, new] = turned
             self.values[:, :, new] = self.values[:, :, old].clone()
-        self._set_lengths([(slot, target + count)])
+        self._set_lengths([(slot, length)])
+        self._give_back(slot, max(self.pages.reserved, -(-length // self.pages.page_rows)))
 
     def restore(self, slot: int, length: int) -> None:
         """Undo a `truncate`: set the length back to `length`, which includes the dropped rows."""
@@ -212,12 +226,17 @@ class KVCache:
 
     def reset(self, slot: int) -> None:
         """Drop the slot's rows, zero its pages, and free them."""
-        held = len(self.pages.held[slot]) * self.pages.page_rows
-        for places in map(_slice, self.pages.ranges(slot, 0, held)):
+        self._give_back(slot, 0)
+        self._lengths[slot] = 0
+
+    def _give_back(self, slot: int, kept: int) -> None:
+        """Zero and free the pages of a slot after the first `kept`, if there are any."""
+        size, held = self.pages.page_rows, len(self.pages.held[slot])
+        for places in map(_slice, self.pages.ranges(slot, kept * size, held * size)):
             self.keys[:, :, places].zero_()
             self.values[:, :, places].zero_()
-        self.pages.release(slot)
-        self._lengths[slot] = self._touched[slot] = 0
+        self.pages.release(slot, kept)
+        self._touched[slot] = min(self._touched[slot], kept * size)
 
     def is_clean(self, slot: int) -> bool:
         """True if the slot holds no page. All pages that no slot holds are zero."""

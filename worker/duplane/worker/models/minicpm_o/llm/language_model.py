@@ -45,8 +45,9 @@ class _Body(Decoder):
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
+        share: float,
     ) -> None:
-        super().__init__(config, slot_count, capacity, device, dtype)
+        super().__init__(config, slot_count, capacity, device, dtype, share)
         self.embed_tokens = embedding(vocabulary, config.hidden_size, device=device, dtype=dtype)
 
 
@@ -125,12 +126,13 @@ class LanguageModel(nn.Module):
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
+        share: float = 1.0,
     ) -> None:
         super().__init__()
         dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=10_000.0)
         self.vocabulary = field(config, "vocab_size", int)
         self.hidden_size = dims.hidden_size
-        self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype)
+        self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype, share)
         self.cache = self.model.cache
         self.graphs: PassGraphs[Pass] | None = None
         self.is_tied = field(config, "tie_word_embeddings", bool, False)

@@ -6,6 +6,7 @@ planning never waits for the device, and on the device, where kernels read it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,30 +15,51 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.transfer import upload
 
 
+class CacheFullError(Exception):
+    """A slot has no room for the requested rows. Nothing was changed."""
+
+
 class PageTable:
     """Gives pages of `page_rows` rows to slots of at most `capacity` rows.
+
+    A slot always gets its `reserved` pages, a `share` of those of a whole context. It borrows
+    further pages while some are `spare`. The pool has the pages of all reservations, and as many
+    more as a slot needs for a whole context.
 
     The page after all others, the scratch page, belongs to no slot: passes of a fixed size write
     their padding rows to it. `table` [slots + 1, pages per slot] has the page numbers of all slots
     on the device; its entries without a page, and those of the last line, are the scratch page.
     """
 
-    def __init__(self, slots: int, capacity: int, page_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, capacity: int, page_rows: int, device: torch.device, share: float = 1.0
+    ) -> None:
         self.page_rows = page_rows
         self.per_slot = -(-capacity // page_rows)
-        self.scratch = slots * self.per_slot
+        self.reserved = math.ceil(self.per_slot * share)
+        self.scratch = (slots - 1) * self.reserved + self.per_slot
         self.free = set(range(self.scratch))
         self.held: list[list[int]] = [[] for _ in range(slots)]
         self.table = torch.full(
             (slots + 1, self.per_slot), self.scratch, dtype=torch.int32, device=device
         )
-        self._borrowed = [0] * slots
+        self._are_own = [True] * slots
         self._are_neighbours = [True] * slots
 
     @property
     def slot_rows(self) -> int:
-        """The number of rows of the own pages of a slot."""
+        """The number of rows of the pages of a whole context."""
         return self.per_slot * self.page_rows
+
+    @property
+    def spare(self) -> int:
+        """The number of free pages beyond those that slots lack of their reservations."""
+        return len(self.free) - sum(max(0, self.reserved - len(held)) for held in self.held)
+
+    def room(self, slot: int) -> int:
+        """Return the number of rows of the longest context for which the slot has pages now."""
+        pages = max(self.reserved, len(self.held[slot])) + self.spare
+        return min(self.per_slot, pages) * self.page_rows
 
     @property
     def row_count(self) -> int:
@@ -47,37 +69,49 @@ class PageTable:
     def take(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Give each `(slot, rows)` the pages that it lacks for this number of rows.
 
-        Each slot has its own pages, which are neighbours. If one of them is not free, the slot
-        borrows another one.
+        A slot has a place of its own in the pool, so that its pages are neighbours. If a page of
+        this place is not free, the slot gets another one. If too few pages are spare, raises
+        `CacheFullError` and changes nothing.
         """
+        counts = [(slot, -(-rows // self.page_rows)) for slot, rows in wanted]
+        borrowed = sum(
+            max(0, count - max(self.reserved, len(self.held[slot]))) for slot, count in counts
+        )
+        if borrowed and borrowed > self.spare:
+            raise CacheFullError(f"{borrowed} pages of memory are needed, {self.spare} are spare")
         changes: list[tuple[int, int, int]] = []
-        for slot, rows in wanted:
+        for slot, count in counts:
             pages = self.held[slot]
-            for index in range(len(pages), -(-rows // self.page_rows)):
-                own = slot * self.per_slot + index
+            for index in range(len(pages), count):
+                own = slot * self.reserved + index
                 page = own if own in self.free else min(self.free)
-                self._borrowed[slot] += page != own
                 self.free.remove(page)
                 pages.append(page)
                 changes.append((slot, index, page))
-            self._are_neighbours[slot] = len(self._runs(pages)) <= 1
+            self._note(slot)
         if changes:
             slots, indices, pages = upload(changes, self.table.device, torch.long).unbind(1)
             self.table[slots, indices] = pages.int()
 
-    def release(self, slot: int) -> None:
-        """Make all pages of a slot free. Their rows must be zero."""
-        if self.held[slot]:
-            self.table[slot].fill_(self.scratch)
-            self.free.update(self.held[slot])
-            self.held[slot].clear()
-            self._borrowed[slot] = 0
-            self._are_neighbours[slot] = True
+    def release(self, slot: int, kept: int = 0) -> None:
+        """Make the pages of a slot after the first `kept` free. Their rows must be zero."""
+        if dropped := self.held[slot][kept:]:
+            self.table[slot, kept:].fill_(self.scratch)
+            self.free.update(dropped)
+            del self.held[slot][kept:]
+            self._note(slot)
+
+    def _note(self, slot: int) -> None:
+        """Note where the pages of a slot are."""
+        pages = self.held[slot]
+        first = slot * self.reserved
+        self._are_own[slot] = pages == [*range(first, first + len(pages))]
+        self._are_neighbours[slot] = len(self._runs(pages)) <= 1
 
     @property
     def are_own(self) -> bool:
-        """Whether no slot has borrowed a page, so that contexts begin at equal distances."""
-        return not any(self._borrowed)
+        """Whether all slots are in their own places, so that contexts begin at equal distances."""
+        return all(self._are_own)
 
     def first_row(self, slot: int) -> int | None:
         """Return the pool's row of the slot's first row; None if its pages are not neighbours."""
