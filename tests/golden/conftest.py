@@ -26,6 +26,25 @@ def _loaded(speaking_checkpoint: Path) -> DuplexModel:
         return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
 
 
+@pytest.fixture(scope="session")
+def _lending(speaking_checkpoint: Path) -> DuplexModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "PAGE_ROWS", 16)
+        return DuplexModel.load(
+            speaking_checkpoint, slot_count=SLOTS, context_capacity=512, context_share=0.2
+        )
+
+
+@pytest.fixture
+def lending(_lending: DuplexModel) -> Iterator[DuplexModel]:
+    """Return a model with four clean slots, which reserve a fifth of a context each."""
+    yield _lending
+    for slot in range(SLOTS):
+        _lending.close(slot)
+    pages = _lending.llm.cache.pages
+    assert pages.free == set(range(pages.scratch))
+
+
 @pytest.fixture
 def model(_loaded: DuplexModel) -> Iterator[DuplexModel]:
     """Return a model with four clean slots."""

@@ -224,6 +224,18 @@ def test_any_sequence_of_launches_gives_what_each_gets_alone(
         assert_same(played[slot], want)
 
 
+@pytest.mark.parametrize(("seed", "lanes"), [(4, 1), (5, 2)])
+def test_slots_that_borrow_memory_get_what_each_gets_alone(
+    lending: DuplexModel, alone: list[list[Any]], seed: int, lanes: int
+) -> None:
+    played = play(lending, dict(enumerate(PLANS)), random.Random(seed), lanes)
+    pages = lending.llm.cache.pages
+    for slot, want in enumerate(alone):
+        assert_same(played[slot], want)
+    longest = [max(output.context_length for output in outputs) for outputs in alone]
+    assert max(longest) > pages.reserved * pages.page_rows
+
+
 Failing = Callable[[Any], bool]
 PLACES: dict[str, Callable[[DuplexModel, int], tuple[object, str, Failing]]] = {
     "audio": lambda m, slot: (m.parts.audio, "encode", lambda slots: slot in slots),

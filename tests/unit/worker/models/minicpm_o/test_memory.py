@@ -54,12 +54,19 @@ def directory(request: pytest.FixtureRequest, speaking_checkpoint: Path) -> Path
     return DEFAULT_CHECKPOINT if request.param == "harmonic" else speaking_checkpoint
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_plan_equals_the_sum_of_the_real_tensors(directory: Path, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.6)])
+def test_the_plan_equals_the_sum_of_the_real_tensors(
+    directory: Path, dtype: str, share: float
+) -> None:
     slots, turn_rows = 6, 300
     before = storages()
     model = DuplexModel.load(
-        directory, slot_count=slots, context_capacity=CONTEXT, dtype=dtype, turn_rows=turn_rows
+        directory,
+        slot_count=slots,
+        context_capacity=CONTEXT,
+        dtype=dtype,
+        turn_rows=turn_rows,
+        context_share=share,
     )
     real = sum(each.nbytes() for at, each in storages().items() if at not in before)
     held = stages(
@@ -68,6 +75,7 @@ def test_the_plan_equals_the_sum_of_the_real_tensors(directory: Path, dtype: str
         dtype=torch_dtype(dtype),
         vocoder=plan_vocoder(directory / VOCODER_FOLDER),
         turn_rows=turn_rows,
+        share=share,
     )
     planned = sum(stage.fixed_bytes + slots * stage.slot_bytes for stage in held)
     assert planned == pytest.approx(real, rel=0.01)
@@ -95,7 +103,7 @@ def settings(directory: Path, slots: object, **values: object) -> WorkerSettings
 
 
 # The fewest and the most slots of 8k tokens that a card of this size may get.
-@pytest.mark.parametrize(("size", "fewest", "most"), [(80, 24, 30), (141, 50, 64)])
+@pytest.mark.parametrize(("size", "fewest", "most"), [(80, 30, 36), (141, 64, 76)])
 def test_slots_of_8k_fit_the_cards_of_today(
     released: Path, size: int, fewest: int, most: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,6 +116,8 @@ def test_slots_of_8k_fit_the_cards_of_today(
         for context, expected in ((4096, count + 5), (2048, count + 10)):
             shorter = settings(released, "auto", context_token_limit=context)
             assert choose_slot_count(shorter, "bfloat16") > expected
+        whole = settings(released, "auto", context_share=1.0)
+        assert choose_slot_count(whole, "bfloat16") < fewest
         wanted = count + 1
         with pytest.raises(LoadError, match=rf"slots is {wanted}, .* \(--slots {count}\): cuda:0"):
             choose_slot_count(settings(released, wanted), "bfloat16")
@@ -135,6 +145,7 @@ def test_a_worker_takes_as_many_slots_as_fit(speaking_checkpoint: Path) -> None:
         capacity=CONTEXT,
         dtype=torch.float32,
         vocoder=plan_vocoder(speaking_checkpoint / VOCODER_FOLDER),
+        share=chosen.reserved_share,
     )
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
     with elsewhere(memory_bytes=round((fixed + 3.5 * slot) / 0.9)):

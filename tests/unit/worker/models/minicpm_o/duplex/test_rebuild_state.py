@@ -20,7 +20,8 @@ FLAG = st.booleans()
 REQUESTS = st.lists(st.tuples(st.integers(0, MAX_NUMBER), IDS), max_size=MAX_SPEECH_REQUESTS).map(
     tuple
 )
-CHANGES = st.builds(StateChange, IDS, IDS, st.integers(0, MAX_NUMBER), FLAG, FLAG, FLAG, REQUESTS)
+NUMBERS = st.integers(0, MAX_NUMBER)
+CHANGES = st.builds(StateChange, IDS, IDS, NUMBERS, FLAG, FLAG, FLAG, REQUESTS, NUMBERS)
 
 
 @given(CHANGES)
@@ -54,7 +55,7 @@ def test_the_state_of_a_speaking_unit_is_small() -> None:
     assert len(state) < 130
 
 
-def test_without_requests_the_state_is_that_of_older_workers() -> None:
+def test_without_requests_and_a_limit_the_state_is_that_of_older_workers() -> None:
     assert encode(StateChange((7,), (300,), 4, interrupted_turn=True)) == bytes(
         (1, 1, 4, 1, 7, 1, 0xAC, 2)
     )
@@ -65,7 +66,7 @@ def test_without_requests_the_state_is_that_of_older_workers() -> None:
     [
         (b"", "version of the state is absent"),
         (b"\x02\0\0\0\0", "version of the state is 2"),
-        (b"\x01\x10\0\0\0", "unknown flags"),
+        (b"\x01\x20\0\0\0", "unknown flags"),
         (b"\x01\x08\0\0\0\0", "0 requests"),
         (b"\x01\x08\0\0\0\x09", "9 requests"),
         (b"\x01\0\xff\xff\xff\xff\x7f\0\0", "number above"),

@@ -17,7 +17,7 @@ def _short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "PAGE_ROWS", 4)
 
 
-def build(slots: int = 4, capacity: int = 8) -> KVCache:
+def build(slots: int = 4, capacity: int = 8, share: float = 1.0) -> KVCache:
     return KVCache(
         layers=2,
         slots=slots,
@@ -27,6 +27,7 @@ def build(slots: int = 4, capacity: int = 8) -> KVCache:
         head_dim=4,
         device=torch.device("cpu"),
         dtype=torch.float32,
+        share=share,
     )
 
 
@@ -177,34 +178,54 @@ def test_only_rows_that_were_written_can_be_restored() -> None:
             cache.restore(1, length)
 
 
+def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:
+    cache = build(capacity=32, share=0.5)
+    for slot in range(3):
+        cache.hold(slot, 16)
+    assert [cache.room(slot) for slot in range(4)] == [32] * 4
+    cache.hold(1, 20)
+    assert [cache.room(slot) for slot in range(4)] == [28, 32, 28, 28]
+    cache.reset(1)
+    cache.hold(3, 32)
+    assert [cache.room(slot) for slot in range(4)] == [16, 16, 16, 32]
+    with pytest.raises(CacheFullError, match="slot 0 has room for 16 rows, not 17"):
+        cache.hold(0, 17)
+
+
 steps = st.tuples(
-    st.sampled_from(["extend", "extend", "extend", "truncate", "move", "reset"]),
+    st.sampled_from(["extend", "extend", "both", "hold", "truncate", "move", "reset"]),
     st.integers(0, 3),
     st.integers(1, 12),
 )
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(steps, max_size=12), st.booleans())
+@given(st.lists(steps, max_size=12), st.booleans(), st.sampled_from([0.25, 0.5, 1.0]))
 def test_each_page_is_free_and_zero_or_in_one_table(
-    done: list[tuple[str, int, int]], are_mixed: bool
+    done: list[tuple[str, int, int]], are_mixed: bool, share: float
 ) -> None:
-    """Slots keep their rows while other slots change."""
-    cache = build(capacity=16)
+    """Slots keep their rows, and the pages that are reserved for them, while other slots change."""
+    cache = build(capacity=16, share=share)
     if are_mixed:
         mix_pages(cache)
     rows: list[list[float]] = [[] for _ in range(4)]
     for number, (what, slot, count) in enumerate(done, 1):
         length = cache.length(slot)
-        if what == "extend" and length + count <= 16:
-            write(cache, [(slot, count)], float(number))
-            rows[slot] += [float(number)] * count
+        if what in ("extend", "both"):
+            slots = [slot, slot + 1] if what == "both" and slot < 3 else [slot]
+            if extend(cache, slots, count, float(number)):
+                for each in slots:
+                    rows[each] += [float(number)] * count
+        elif what == "hold":
+            cache.hold(slot, min(count, cache.room(slot)))
         elif what == "truncate":
             cache.truncate(slot, min(length, count))
             del rows[slot][count:]
         elif what == "move" and count <= length:
             cache.move(slot, count, count // 2, keep)
             del rows[slot][count // 2 : count]
+            needed = -(-cache.length(slot) // 4)
+            assert len(cache.pages.held[slot]) <= max(cache.pages.reserved, needed)
         elif what == "reset":
             cache.reset(slot)
             rows[slot].clear()
@@ -213,8 +234,29 @@ def test_each_page_is_free_and_zero_or_in_one_table(
         assert [held(cache, slot) for slot in range(4)] == rows
 
 
+def extend(cache: KVCache, slots: Sequence[int], count: int, value: float) -> bool:
+    """Write rows to slots if there is room; return whether there was."""
+    lengths = [cache.length(slot) + count for slot in slots]
+    pages, reserved = cache.pages, cache.pages.reserved
+    borrowed = [
+        max(0, -(-length // 4) - max(reserved, len(pages.held[slot])))
+        for slot, length in zip(slots, lengths, strict=True)
+    ]
+    has_room = max(lengths) <= cache.capacity and sum(borrowed) <= pages.spare
+    if len(slots) == 1:
+        assert has_room == (lengths[0] <= cache.room(slots[0]))
+    if has_room:
+        write(cache, [(slot, count) for slot in slots], value)
+        return True
+    with pytest.raises(CacheFullError):
+        cache.extend([(slot, count) for slot in slots])
+    return False
+
+
 def check_pages(cache: KVCache) -> None:
     pages = cache.pages
+    owed = [max(0, pages.reserved - len(held)) for held in pages.held]
+    assert sum(owed) <= len(pages.free)
     used = [page for held in pages.held for page in held]
     assert sorted([*used, *pages.free]) == list(range(pages.scratch))
     for page in pages.free:
