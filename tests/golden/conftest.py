@@ -31,13 +31,13 @@ def _lending(speaking_checkpoint: Path) -> DuplexModel:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache, "PAGE_ROWS", 16)
         return DuplexModel.load(
-            speaking_checkpoint, slot_count=SLOTS, context_capacity=512, context_share=0.2
+            speaking_checkpoint, slot_count=SLOTS, context_capacity=512, context_share=0.3
         )
 
 
 @pytest.fixture
 def lending(_lending: DuplexModel) -> Iterator[DuplexModel]:
-    """Return a model with four clean slots, which reserve a fifth of a context each."""
+    """Return a model with four clean slots, which reserve 0.3 of a context each."""
     yield _lending
     for slot in range(SLOTS):
         _lending.close(slot)

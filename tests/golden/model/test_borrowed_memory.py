@@ -29,7 +29,6 @@ from duplane.worker.models.minicpm_o.duplex.rebuild import REFUSED
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import (
     ConversationOptions,
-    DecodeMode,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -74,7 +73,7 @@ def live(model: DuplexModel, options: ConversationOptions, draw: random.Random) 
     ran: list[RanUnit] = []
     for number in range(UNITS):
         lend_all_but(model, draw.choice([0, 32, 400]))
-        frames = (PICTURE,) if draw.random() < 0.2 else ()
+        frames = (PICTURE, PICTURE) if draw.random() < 0.2 else ()
         (result,) = model.step([unit(0, number, frames)])
         if isinstance(result, UnitFailure):
             assert (result.reason, result.is_fatal) == ("CONTEXT_FULL", False)
@@ -120,14 +119,17 @@ def test_a_unit_that_finds_no_memory_loses_nothing(
     lending: DuplexModel, model: DuplexModel
 ) -> None:
     """Of two units that want the last pages in one launch, that of the first slot gets them."""
-    want = alone(model, 9)
+    want = alone(model, 15)
     for slot in (0, 2):
         lending.open(slot, FIXED)
-        assert_same_units([run_unit(lending, unit(slot, number)) for number in range(8)], want[:8])
+        assert_same_units(
+            [run_unit(lending, unit(slot, number)) for number in range(14)], want[:14]
+        )
     results: dict[int, UnitOutput | UnitFailure] = {}
+    spare = 0
     for spare in range(4):
         lend_all_but(lending, 16 * spare)
-        results = {each.slot: each for each in lending.step([unit(0, 8), unit(2, 8)])}
+        results = {each.slot: each for each in lending.step([unit(0, 14), unit(2, 14)])}
         refused = [each.reason for each in results.values() if isinstance(each, UnitFailure)]
         assert set(refused) == {"CONTEXT_FULL"}
         if isinstance(results[0], UnitOutput):
@@ -135,7 +137,7 @@ def test_a_unit_that_finds_no_memory_loses_nothing(
     assert spare > 0
     assert isinstance(results[0], UnitOutput)
     lending.llm.cache.reset(OTHER)
-    assert_same_units([results[0], run_unit(lending, unit(2, 8))], [want[8]] * 2)
+    assert_same_units([results[0], run_unit(lending, unit(2, 14))], [want[14]] * 2)
 
 
 def test_a_rebuild_without_memory_is_refused(lending: DuplexModel, model: DuplexModel) -> None:
@@ -164,9 +166,9 @@ def test_a_prompt_without_memory_is_refused_and_leaves_the_slot_clean(
     lending.open(0, options)
 
 
-def chat(model: DuplexModel, text: str) -> list[ChatOutput]:
-    options = ChatOptions(seed=4, max_new_tokens=60, decode_mode=DecodeMode.GREEDY)
-    request = ChatRequest((ChatMessage(ChatRole.USER, (text,)),), options)
+def chat(model: DuplexModel) -> list[ChatOutput]:
+    options = ChatOptions(seed=4, temperature=1.1, max_new_tokens=60)
+    request = ChatRequest((ChatMessage(ChatRole.USER, ("Go on. " * 35,)),), options)
     first = model.open_chat(0, model.preparer.chat(request))
     outputs = [first] if isinstance(first, ChatOutput) else []
     while not (outputs and outputs[-1].finish):
@@ -180,12 +182,13 @@ def chat(model: DuplexModel, text: str) -> list[ChatOutput]:
 def test_a_chat_without_memory_ends_as_in_a_full_context(
     lending: DuplexModel, model: DuplexModel
 ) -> None:
-    want = [token for output in chat(model, "a " * 100) for token in output.token_ids]
-    lend_all_but(lending, 0)
-    outputs = chat(lending, "a " * 100)
+    want = [token for output in chat(model) for token in output.token_ids]
+    lend_all_but(lending, 16)
+    outputs = chat(lending)
     said = [token for output in outputs for token in output.token_ids]
     assert outputs[-1].finish is Finish.CONTEXT_FULL
     assert 0 < len(said) < len(want)
     assert said == want[: len(said)]
-    (only,) = chat(lending, "a " * 200)
+    lend_all_but(lending, 0)
+    (only,) = chat(lending)
     assert (only.finish, only.token_ids) == (Finish.CONTEXT_FULL, ())

@@ -93,8 +93,8 @@ class Conversation:
     - `opening` is None when the whole prompt is fed.
     - `running`: a unit that is not complete.
     - `slide`: what the context window has to do before the next unit.
-    - `slid_to`: the lowest limit of rows to which the window made room since the last accepted
-      unit.
+    - `slid_to`: the limit of rows to which the window last made room for a unit, if no unit was
+      accepted since. Such limits only fall.
     - `failure`: why the conversation cannot be settled or get its voice.
     - `pending_ids`: the closing ids of a completed unit. They count as part of the context, but are
       fed only with the next unit.

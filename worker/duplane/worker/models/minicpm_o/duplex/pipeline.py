@@ -147,7 +147,7 @@ class Pipeline:
             if slide is None:
                 message = f"{unit.start} rows of {self._capacity}, the unit needs at most {limit}"
                 return refusal(unit.unit, CONTEXT_FULL, message)
-            unit.conversation.slid_to = min(unit.conversation.slid_to, max(1, limit))
+            unit.conversation.slid_to = max(1, limit)
             self._feed_pending([unit.conversation])
             self._llm.splice(unit.slot, slide)
             unit.start = self._llm.cache.length(unit.slot)
