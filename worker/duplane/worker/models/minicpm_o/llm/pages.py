@@ -88,6 +88,7 @@ class PageTable:
                 self.free.remove(page)
                 pages.append(page)
                 changes.append((slot, index, page))
+        for slot in {slot for slot, _, _ in changes}:
             self._note(slot)
         if changes:
             slots, indices, pages = upload(changes, self.table.device, torch.long).unbind(1)
