@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.model.kept_units import given_back, kept
 from support.model.past_units import (
     RanUnit,
     assert_same_units,
@@ -95,12 +96,14 @@ def test_a_window_that_moved_for_lack_of_memory_moves_again_in_a_rebuild(
     assert len(ran) < UNITS or options is BASIC, "units were refused after the window had moved"
     model.open(0, options)
     rebuild(model, 0, past_units(0, ran))
-    ours, theirs = (each.conversations[0].window for each in (model, lending))
-    assert (ours.units, ours.previous, ours.length) == (
-        theirs.units,
-        theirs.previous,
-        theirs.length,
-    )
+    theirs = lending.conversations[0].window
+    model.open(2, options)
+    latest = given_back(2, kept(ran, begin=theirs.units[0].number), ran)
+    assert latest[0].unfed_rows
+    rebuild(model, 2, latest)
+    for ours in (model.conversations[slot].window for slot in (0, 2)):
+        assert [each.number for each in ours.units] == [each.number for each in theirs.units]
+        assert (ours.previous, ours.length) == (theirs.previous, theirs.length)
     for got, want in zip(model.llm.cache.read(0), lending.llm.cache.read(0), strict=True):
         torch.testing.assert_close(got, want, atol=2e-4, rtol=0)
     following = range(30, 34)

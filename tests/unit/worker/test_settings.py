@@ -24,6 +24,8 @@ def test_two_workers_of_one_host_have_different_names() -> None:
     ("setting", "value"),
     [
         ("slot_count", 0),
+        ("context_share", 0.0),
+        ("context_share", 1.5),
         ("threads", -1),
         ("stuck_after_s", 0.0),
         ("listen", "localhost"),
@@ -64,3 +66,14 @@ def test_slots_by_memory_need_a_gpu(values: dict[str, object]) -> None:
     settings = WorkerSettings(checkpoint=Path("c"), slot_count="auto", device="cuda:0")
     with pytest.raises(ValueError, match="slot_count is auto"):
         _ = settings.given_slot_count
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "reserved"),
+    [("cpu", "auto", 1.0), ("cuda:0", "auto", 0.6), ("cpu", 0.3, 0.3), ("cuda:0", 1.0, 1.0)],
+)
+def test_slots_of_a_gpu_reserve_a_part_of_their_context(
+    device: str, share: object, reserved: float
+) -> None:
+    values = {"checkpoint": Path("c"), "device": device, "context_share": share}
+    assert WorkerSettings(**values).reserved_share == reserved
