@@ -76,4 +76,4 @@ def test_slots_of_a_gpu_reserve_a_part_of_their_context(
     device: str, share: object, reserved: float
 ) -> None:
     values = {"checkpoint": Path("c"), "device": device, "context_share": share}
-    assert WorkerSettings(**values).reserved_share == reserved
+    assert WorkerSettings(**values).given_context_share == reserved

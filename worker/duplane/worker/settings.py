@@ -281,7 +281,7 @@ class WorkerSettings:
         return self.latency_limit_s or math.inf
 
     @property
-    def reserved_share(self) -> float:
+    def given_context_share(self) -> float:
         """The share of a context for which each slot has memory at any time."""
         if self.context_share == AUTO:
             return 1.0 if self.device == "cpu" else GPU_CONTEXT_SHARE

@@ -145,7 +145,7 @@ def test_a_worker_takes_as_many_slots_as_fit(speaking_checkpoint: Path) -> None:
         capacity=CONTEXT,
         dtype=torch.float32,
         vocoder=plan_vocoder(speaking_checkpoint / VOCODER_FOLDER),
-        share=chosen.reserved_share,
+        share=chosen.given_context_share,
     )
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
     with elsewhere(memory_bytes=round((fixed + 3.5 * slot) / 0.9)):

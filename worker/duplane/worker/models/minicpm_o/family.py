@@ -48,7 +48,7 @@ class _Family:
             device=settings.device,
             dtype=dtype,
             turn_rows=settings.turn_row_limit,
-            context_share=settings.reserved_share,
+            context_share=settings.given_context_share,
             cuda_graphs=settings.cuda_graphs,
             preparation=preparation,
         )

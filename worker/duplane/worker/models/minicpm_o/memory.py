@@ -72,7 +72,7 @@ def choose_slot_count(settings: WorkerSettings, dtype: str) -> int:
         dtype=torch_dtype(dtype),
         vocoder=plan_vocoder(directory / VOCODER_FOLDER),
         turn_rows=settings.turn_row_limit,
-        share=settings.reserved_share,
+        share=settings.given_context_share,
     )
     free_bytes, _ = torch.cuda.mem_get_info(device)
     graph_bytes = GRAPH_BYTES if settings.cuda_graphs else 0
@@ -81,7 +81,7 @@ def choose_slot_count(settings: WorkerSettings, dtype: str) -> int:
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
     plan = (
         f"{device} has {free_bytes / 1e9:.1f} GB free; the model takes {fixed / 1e9:.1f} GB, a slot"
-        f" with {settings.reserved_share:.0%} of {settings.context_token_limit} tokens"
+        f" with {settings.given_context_share:.0%} of {settings.context_token_limit} tokens"
         f" {slot / 1e9:.3f} GB, and graphs and intermediate tensors"
         f" {(graph_bytes + free_bytes * WORK_SHARE) / 1e9:.1f} GB"
     )
