@@ -191,6 +191,9 @@ class WorkerSettings:
     about 35 rows. In a longer turn the talker drops its older rows."""
     cuda_graphs: bool = True
     """Capture decoders, audio encoder and vocoder as CUDA graphs. Without effect on a CPU."""
+    tf32_vocoder: bool = False
+    """Let the CUDA graphs of the vocoder compute in TF32: answers come earlier, and samples
+    are less exact. Not measured on a GPU; `duplane bench schedule --vocoder tf32` simulates it."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
     """Maximum number of tokens that one conversation can hold."""
     context_share: Share | Literal["auto"] = AUTO

@@ -50,6 +50,7 @@ class _Family:
             turn_rows=settings.turn_row_limit,
             context_share=settings.given_context_share,
             cuda_graphs=settings.cuda_graphs,
+            has_tf32_vocoder=settings.tf32_vocoder,
             preparation=preparation,
         )
         if not settings.has_engine_process:  # else clients' pictures are decoded elsewhere

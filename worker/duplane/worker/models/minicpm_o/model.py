@@ -8,6 +8,7 @@ other parts. All other methods must be called alone.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from duplane.worker.models.chat import ChatOutput
 from duplane.worker.models.interface import Continue, Part, Result, Unfinished
+from duplane.worker.models.minicpm_o import precision
 from duplane.worker.models.minicpm_o.chat.chats import Chats
 from duplane.worker.models.minicpm_o.chat.prompt import PreparedChat
 from duplane.worker.models.minicpm_o.duplex.context_window import Window
@@ -87,6 +89,7 @@ class DuplexModel:
         turn_rows: int = TURN_ROWS,
         context_share: float = 1.0,
         cuda_graphs: bool = True,
+        has_tf32_vocoder: bool = False,
         preparation: PreparerParts | None = None,
     ) -> DuplexModel:
         """Load a checkpoint directory; raises `CheckpointError` if it cannot be used.
@@ -109,15 +112,16 @@ class DuplexModel:
             )
         )
         if cuda_graphs and torch.device(device).type == "cuda":
-            model.capture()
+            model.capture(has_tf32_vocoder=has_tf32_vocoder)
         return model
 
     @torch.inference_mode()
-    def capture(self, *, is_replayed: bool = True) -> None:
+    def capture(self, *, is_replayed: bool = True, has_tf32_vocoder: bool = False) -> None:
         """Capture passes of LLM and talker, audio encoder and vocoder, before any conversation.
 
         The module `llm.cuda_graphs` describes the passes. Without `is_replayed` the same passes of
-        fixed sizes are called directly and not captured; this works on any device.
+        fixed sizes are called directly and not captured; this works on any device. With
+        `has_tf32_vocoder`, the graphs of the vocoder compute in TF32.
         """
         self.llm.capture(is_replayed=is_replayed)
         if is_replayed:
@@ -125,7 +129,8 @@ class DuplexModel:
         if self.parts.talker is not None:
             self.parts.talker.capture(is_replayed=is_replayed)
         if self.parts.vocoder is not None and is_replayed:
-            self.parts.vocoder.capture()
+            with precision.tf32() if has_tf32_vocoder else nullcontext():
+                self.parts.vocoder.capture()
 
     @property
     def parameter_count(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import torch
 
 
@@ -15,5 +18,19 @@ def configure(device: torch.device) -> None:
     if device.type != "cuda":
         return
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    _allow_tf32(False)
+
+
+@contextmanager
+def tf32() -> Generator[None]:
+    """Let CUDA graphs that are captured inside compute products of float32 in TF32."""
+    _allow_tf32(True)
+    try:
+        yield
+    finally:
+        _allow_tf32(False)
+
+
+def _allow_tf32(is_allowed: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = is_allowed
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
