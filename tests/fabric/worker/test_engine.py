@@ -247,15 +247,15 @@ async def test_family_beyond_duplane_runs_in_both(kind: Kind, tmp_path: Path) ->
         assert np.all(output.audio == 0.5)
 
 
-@pytest.mark.parametrize("two_lanes", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_model_in_parts_runs_in_both_with_one_lane_and_with_two(
-    kind: Kind, tmp_path: Path, *, two_lanes: bool
+    kind: Kind, tmp_path: Path, lanes: int
 ) -> None:
     family = {
         "checkpoint": tmp_path,
         "family": "support.worker.parts_model",
-        "two_lanes": two_lanes,
+        "lanes": lanes,
     }
     async with (
         running_engine(kind, **family) as engine,

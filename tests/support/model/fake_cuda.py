@@ -9,15 +9,17 @@ kernels, streams, memory or time.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -85,11 +87,17 @@ class DeviceError(RuntimeError):
     """An operation that CUDA would refuse."""
 
 
+class _Thread(threading.local):
+    seems_here = False
+
+
+_thread = _Thread()
+
+
 class Elsewhere(Tensor):
     """A tensor on the simulated device."""
 
     _inside: Tensor
-    _seems_here = False
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
@@ -118,29 +126,29 @@ class Elsewhere(Tensor):
         """
         if func is Tensor.tolist:  # PyTorch does not support it for subclasses
             return args[0].cpu().tolist()
-        before, Elsewhere._seems_here = Elsewhere._seems_here, func not in PLACED
+        before, _thread.seems_here = _thread.seems_here, func not in PLACED
         try:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         finally:
-            Elsewhere._seems_here = before
+            _thread.seems_here = before
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
-            return torch.device("cpu" if cls._seems_here else DEVICE)
+            return torch.device("cpu" if _thread.seems_here else DEVICE)
         raise DeviceError(f"{func}: a tensor of the device is used outside of elsewhere()")
 
 
 @contextmanager
 def _truly_placed() -> Iterator[None]:
-    before, Elsewhere._seems_here = Elsewhere._seems_here, False
+    before, _thread.seems_here = _thread.seems_here, False
     try:
         yield
     finally:
-        Elsewhere._seems_here = before
+        _thread.seems_here = before
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -379,6 +387,9 @@ def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str,
         (torch.cuda, "set_device", lambda device: None),
         (torch.cuda, "synchronize", border.synchronize),
         (torch.cuda, "Event", partial(_PlayedEvent, border)),
+        (torch.cuda, "Stream", lambda device=None: SimpleNamespace(synchronize=border.synchronize)),
+        (torch.cuda, "device", lambda device: nullcontext()),
+        (torch.cuda, "stream", lambda stream: border),
         (torch.cuda, "set_sync_debug_mode", border.set_sync_debug_mode),
         (torch.cuda, "memory_allocated", lambda device=None: 0),
         (torch.cuda, "mem_get_info", lambda device=None: (memory_bytes, memory_bytes)),

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -45,7 +46,10 @@ _Step = tuple[Part, int] | Result
 
 def open_device(settings: WorkerSettings) -> Device:
     """Return the device; the entry point of the family."""
-    return PartsModel(settings.given_slot_count)
+    model = PartsModel(settings.given_slot_count)
+    if settings.lanes == 2:
+        model.constants = replace(model.constants, lane_count=2)
+    return model
 
 
 class PartsModel(ScriptedModel):

@@ -22,6 +22,8 @@ from duplane.worker.engine.events import AnsweredUnit, Event, FailedUnit, Lost
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.interface import Model, Preparer
+from duplane.worker.models.minicpm_o.two_lanes import EnterLane, choose_lane_count
+from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 from duplane.worker.models.torch_device import TorchDevice
 from duplane.worker.models.types import Opened, Unit
 from duplane.worker.settings import WorkerSettings
@@ -92,22 +94,26 @@ class _Ready:
     """Implements `TorchFamily` with a model that is loaded already."""
 
     def __init__(self, loaded: Loaded, dtype: str) -> None:
-        self._driver, self._dtype = loaded.driver, dtype
+        self._loaded, self._dtype = loaded, dtype
 
     def choose_dtype(self, settings: WorkerSettings, device: torch.device) -> str:
         """Return the model's dtype."""
         del settings, device
         return self._dtype
 
-    def load(self, settings: WorkerSettings, dtype: str) -> tuple[Preparer, Model]:
+    def load(
+        self, settings: WorkerSettings, dtype: str, enter: EnterLane
+    ) -> tuple[Preparer, Model]:
         """Return the model."""
-        del settings, dtype
-        return self._driver.preparer, self._driver.model
+        del dtype
+        model = self._loaded.model
+        lane_count = choose_lane_count(settings.lanes, model, enter)
+        return self._loaded.driver.preparer, WorkerModel(model, lane_count=lane_count)
 
     def load_preparer(self, settings: WorkerSettings) -> Preparer:
         """Return the preparer of the model."""
         del settings
-        return self._driver.preparer
+        return self._loaded.driver.preparer
 
 
 def crowd(session: Session) -> dict[str, Any]:

@@ -183,9 +183,12 @@ class WorkerSettings:
     threads: NonNegativeInt = 0
     """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
     and the size of the model."""
-    two_lanes: bool = False
-    """Run two launches on the device at the same time: the model speaks in some conversations while
-    it hears and thinks in others. This has not run on a GPU yet."""
+    lanes: Literal["auto", 1, 2] = AUTO
+    """Number of launches that run on the device at the same time. With 2, the model speaks in some
+    conversations while it hears and thinks in others. `auto` is 2 on a GPU and 1 on a CPU. Also
+    with 2, the worker first compares both at the same time with one after the other, bit for bit:
+    if they differ, it runs one, and a line of the log says so; if they do not end, it does not
+    start. Two have not run on a GPU yet."""
     turn_row_limit: Annotated[int, Ge(128), Parameter("--turn-rows")] = 2048
     """Maximum number of rows (embeddings) that the talker keeps of one turn; a second of speech has
     about 35 rows. In a longer turn the talker drops its older rows."""

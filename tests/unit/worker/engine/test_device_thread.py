@@ -7,6 +7,8 @@ import contextlib
 import random
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 from support.time_limits import WITHIN_S, until
@@ -26,11 +28,10 @@ SPOKEN = [*LISTENED, *[Part.DECODE] * SPOKEN_IDS, Part.TALK, *[Part.VOCODE] * CH
 
 
 @contextlib.asynccontextmanager
-async def running(model: PartsModel, lane_count: int) -> AsyncGenerator[DeviceThread]:
+async def running(model: PartsModel, lane_count: Literal[1, 2]) -> AsyncGenerator[DeviceThread]:
     """Run a device thread, and check at the end that the model was called rightly."""
-    thread = DeviceThread(
-        model, memory_tolerance_bytes=0, inbox_unit_count=8, lane_count=lane_count
-    )
+    model.constants = replace(model.constants, lane_count=lane_count)
+    thread = DeviceThread(model, memory_tolerance_bytes=0, inbox_unit_count=8)
     await thread.start()
     try:
         yield thread
@@ -45,7 +46,7 @@ async def entered(gate: Gate) -> None:
 
 @LANES
 async def test_a_unit_passes_all_its_parts_and_the_next_one_waits_until_it_has_settled(
-    lane_count: int,
+    lane_count: Literal[1, 2],
 ) -> None:
     model = PartsModel()
     async with running(model, lane_count) as thread, Caller.open(thread) as caller:
@@ -69,7 +70,7 @@ async def test_a_unit_passes_all_its_parts_and_the_next_one_waits_until_it_has_s
 
 
 @LANES
-async def test_prompts_are_fed_in_parts_and_the_oldest_first(lane_count: int) -> None:
+async def test_prompts_are_fed_in_parts_and_the_oldest_first(lane_count: Literal[1, 2]) -> None:
     model = PartsModel()
     async with running(model, lane_count) as thread:
         gate = model.on_launch = Gate(Block.OPEN)
@@ -86,7 +87,7 @@ async def test_prompts_are_fed_in_parts_and_the_oldest_first(lane_count: int) ->
 
 
 @LANES
-async def test_a_prompt_that_fails_loses_its_conversation(lane_count: int) -> None:
+async def test_a_prompt_that_fails_loses_its_conversation(lane_count: Literal[1, 2]) -> None:
     model = PartsModel()
     async with running(model, lane_count) as thread:
         model.fails[0, Part.FEED] = False
@@ -97,7 +98,9 @@ async def test_a_prompt_that_fails_loses_its_conversation(lane_count: int) -> No
 
 
 @LANES
-async def test_units_of_several_conversations_share_their_launches(lane_count: int) -> None:
+async def test_units_of_several_conversations_share_their_launches(
+    lane_count: Literal[1, 2],
+) -> None:
     model = PartsModel()
     async with (
         running(model, lane_count) as thread,
@@ -124,7 +127,7 @@ async def test_units_of_several_conversations_share_their_launches(lane_count: i
 @LANES
 @pytest.mark.parametrize("part", [Part.HEAR, Part.SEE, Part.FEED, Part.DECODE, Part.TALK])
 async def test_a_failure_between_parts_ends_the_unit_and_only_a_fatal_one_its_conversation(
-    part: Part, lane_count: int
+    part: Part, lane_count: Literal[1, 2]
 ) -> None:
     model = PartsModel()
     async with (
@@ -151,7 +154,7 @@ async def test_a_failure_between_parts_ends_the_unit_and_only_a_fatal_one_its_co
 @LANES
 @pytest.mark.parametrize("block", [Block.PASS, Block.VOCODE, Block.SETTLE, Block.VOICE])
 async def test_a_launch_that_raises_loses_its_conversations_and_no_other(
-    block: Block, lane_count: int
+    block: Block, lane_count: Literal[1, 2]
 ) -> None:
     model = PartsModel()
 
@@ -178,7 +181,7 @@ async def test_a_launch_that_raises_loses_its_conversations_and_no_other(
 @LANES
 @pytest.mark.parametrize("block", [Block.HEAR, Block.TALK])
 async def test_a_session_that_ends_amid_a_unit_leaves_a_clean_slot(
-    block: Block, lane_count: int
+    block: Block, lane_count: Literal[1, 2]
 ) -> None:
     model = PartsModel()
     async with running(model, lane_count) as thread:
@@ -308,7 +311,9 @@ async def test_of_two_calls_the_older_one_counts_as_busy() -> None:
 
 
 @LANES
-async def test_a_chat_runs_beside_conversations_and_keeps_its_order(lane_count: int) -> None:
+async def test_a_chat_runs_beside_conversations_and_keeps_its_order(
+    lane_count: Literal[1, 2],
+) -> None:
     model = PartsModel()
     async with running(model, lane_count) as thread, Caller.open(thread, 1) as other:
         caller = Caller(thread)
@@ -330,7 +335,7 @@ async def test_a_chat_runs_beside_conversations_and_keeps_its_order(lane_count: 
 @LANES
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_conversations_come_and_go_and_each_unit_is_answered_once_in_order(
-    seed: int, lane_count: int
+    seed: int, lane_count: Literal[1, 2]
 ) -> None:
     model = PartsModel(slot_count=6)
     async with running(model, lane_count) as thread, asyncio.TaskGroup() as tasks:

@@ -67,6 +67,7 @@ class Log:
             lambda channel, event: self.events.append((channel.slot, event)),
             threading.Condition(),
         )
+        self.runner.warm_up()
         for slot in slots:
             self.open(slot)
             self.run()
@@ -116,7 +117,9 @@ class Log:
 
 
 def runner_of(model: ScriptedModel) -> ModelRunner:
-    return ModelRunner(model, 100, {}, lambda channel, event: None, threading.Condition())
+    runner = ModelRunner(model, 100, {}, lambda channel, event: None, threading.Condition())
+    runner.warm_up()
+    return runner
 
 
 def taken(slot: int, value: float = 0.0) -> Unit:

@@ -68,14 +68,13 @@ class DeviceThread(Engine[SlotChannel]):
         *,
         memory_tolerance_bytes: int,
         inbox_unit_count: int,
-        lane_count: int = 1,
     ) -> None:
         """Bound each inbox by `inbox_unit_count` units, or seconds if units are shorter."""
         super().__init__()
         self._device = device
         self._memory_tolerance_bytes = memory_tolerance_bytes
         self._inbox_unit_count = inbox_unit_count
-        self._has_two_lanes = lane_count == 2
+        self._has_two_lanes = False
         self._lock = threading.Condition()
         self._channels: dict[int, SlotChannel] = {}
         # Channels to close, and the futures that get whether their slots are clean.
@@ -96,7 +95,6 @@ class DeviceThread(Engine[SlotChannel]):
             device,
             memory_tolerance_bytes=settings.memory_tolerance_bytes,
             inbox_unit_count=settings.limits.inbox_unit_count,
-            lane_count=1 + settings.two_lanes,
         )
 
     async def _load(self) -> None:
@@ -166,16 +164,14 @@ class DeviceThread(Engine[SlotChannel]):
     # The methods below run on the threads of the device.
 
     def _run(self) -> None:
-        first = _Lane.LLM if self._has_two_lanes else _Lane.ALL
         try:
+            runner = ModelRunner(
+                self._device, self._memory_tolerance_bytes, self._channels, self._post, self._lock
+            )
+            self._has_two_lanes = runner.model.constants.lane_count == 2
+            first = _Lane.LLM if self._has_two_lanes else _Lane.ALL
             with self._entered(first):
-                runner = ModelRunner(
-                    self._device,
-                    self._memory_tolerance_bytes,
-                    self._channels,
-                    self._post,
-                    self._lock,
-                )
+                runner.warm_up()
         except Exception as error:  # noqa: BLE001 - the root of a thread; `start` raises it again
             self._call(self._resolve, self._loaded, error)
             self._call(self._resolve, self.ended, None)

@@ -62,17 +62,21 @@ class ModelRunner:
         post: Callable[[SlotChannel, Event], None],
         lock: threading.Condition,
     ) -> None:
-        """Load the model and warm it up. Raises the exceptions of loading."""
+        """Load the model; then call `warm_up`. Raises the exceptions of loading."""
         self._device = device
         self._channels = channels
         self._post = post
         self._lock = lock
         self.preparer, self.model = device.load()
-        warm_up(self.preparer, self.model)
-        self.memory_used_bytes = device.memory_used_bytes()
-        self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
+        self._memory_tolerance_bytes = memory_tolerance_bytes
         self._is_suspect = False  # a unit has failed since the last check of the device
         self._open_slots: set[int] = set()
+
+    def warm_up(self) -> None:
+        """Warm the model up, and note the memory in use. Raises RuntimeError if it fails."""
+        warm_up(self.preparer, self.model)
+        self.memory_used_bytes = self._device.memory_used_bytes()
+        self._memory_bound_bytes = self.memory_used_bytes + self._memory_tolerance_bytes
 
     def advance(self, launch: Launch) -> None:
         """Let the model advance the items of a launch, and deliver each result.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from duplane.worker.models.chat import ChatOutput, ChatRequest
 from duplane.worker.models.types import (
@@ -63,6 +63,7 @@ class ModelConstants:
     - `plans_batches`: whether the first units of each number of slots take long, because the device
       then plans them. So units of 1, 2, 4 ... slots run together before the worker serves.
     - `accepts_unfed_units`: whether the first past units of a rebuild may have `unfed_rows`.
+    - `lane_count`: 2 if the device may run launches of both lanes at the same time, else 1.
     """
 
     slot_count: int
@@ -79,6 +80,7 @@ class ModelConstants:
     accepts_speech_requests: bool = False
     accepts_unfed_units: bool = False
     plans_batches: bool = False
+    lane_count: Literal[1, 2] = 1
 
     def count_of(self, seconds: int) -> int:
         """Return the number of units that last `seconds`, and at least this number.
@@ -324,7 +326,7 @@ class Device(Protocol):
     def description(self) -> DeviceDescription: ...
 
     def load(self) -> tuple[Preparer, Model]:
-        """Load the model. Raises LoadError.
+        """Load the model, outside of the lanes. Raises LoadError, DeviceLostError.
 
         In an engine process, this preparer only prepares the units that warm up the model.
         """
@@ -340,7 +342,7 @@ class Device(Protocol):
     def lane(self, name: str) -> AbstractContextManager[None]:
         """Return what a thread of a device with two lanes enters around each of its calls.
 
-        The names are `llm` and `speech`; the model is loaded and slots are closed in `llm`. The
+        The names are `llm` and `speech`; the model warms up and slots are closed in `llm`. The
         calls of the two lanes may overlap on the device. When a call is left, its work is complete,
         so that the other lane can use the results.
         """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -30,8 +30,13 @@ class TorchFamily(Protocol):
         """Return the type of the model's numbers. Raises LoadError."""
         ...
 
-    def load(self, settings: WorkerSettings, dtype: str) -> tuple[Preparer, Model]:
-        """Load the checkpoint. Raises LoadError."""
+    def load(
+        self,
+        settings: WorkerSettings,
+        dtype: str,
+        enter: Callable[[str], AbstractContextManager[None]],
+    ) -> tuple[Preparer, Model]:
+        """Load the checkpoint. `enter` is the device's `lane`. Raises LoadError."""
         ...
 
     def load_preparer(self, settings: WorkerSettings) -> Preparer:
@@ -78,14 +83,14 @@ class TorchDevice:
         torch.set_num_threads(settings.threads or cores)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        preparer, model = self._family.load(settings, dtype)
+        preparer, model = self._family.load(settings, dtype, self.lane)
         constants = model.constants
         self._model_bytes = constants.memory_bytes
         if self._device.type == "cpu":
             self._threads = settings.threads or choose_threads(constants.parameter_count, cores)
             torch.set_num_threads(self._threads)
             _log.info("the model uses %d threads, of %d usable cores", self._threads, cores)
-        _log.info("the model's numbers are %s", dtype)
+        _log.info("the model's numbers are %s, its lanes are %d", dtype, constants.lane_count)
         return preparer, model
 
     def load_preparer(self) -> Preparer:

@@ -17,6 +17,7 @@ from duplane.worker.models.minicpm_o.preparer_parts import (
     PreparerParts,
     load_preparer_parts,
 )
+from duplane.worker.models.minicpm_o.two_lanes import EnterLane, choose_lane_count
 from duplane.worker.models.minicpm_o.vision.processes import confined
 from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 from duplane.worker.models.torch_device import TorchDevice
@@ -37,7 +38,7 @@ class _Family:
         return dtypes.choose_dtype(settings.dtype, Path(settings.checkpoint), device)
 
     def load(
-        self, settings: WorkerSettings, dtype: str
+        self, settings: WorkerSettings, dtype: str, enter: EnterLane
     ) -> tuple[interface.Preparer, interface.Model]:
         directory = Path(settings.checkpoint)
         preparation = load_preparer_parts(directory)
@@ -55,7 +56,9 @@ class _Family:
         )
         if not settings.has_engine_process:  # else clients' pictures are decoded elsewhere
             preparation = _confined(preparation)
-        return Preparer(preparation, settings.context_token_limit), WorkerModel(model)
+        lane_count = choose_lane_count(settings.lanes, model, enter)
+        preparer = Preparer(preparation, settings.context_token_limit)
+        return preparer, WorkerModel(model, lane_count=lane_count)
 
     def load_preparer(self, settings: WorkerSettings) -> interface.Preparer:
         preparation = _confined(load_preparer_parts(Path(settings.checkpoint)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duplane.worker.models.interface import DeviceLostError
 from duplane.worker.models.minicpm_o.transfer import download
 
 FIRST_ROWS = 8
@@ -70,7 +71,7 @@ class Proofs:
 
         Whatever `check` raises refuses the fast path. The device raises its own error for what it
         does not support, too, for example in a capture, and can still be used then. Raises
-        torch.AcceleratorError if it cannot be used any more.
+        torch.AcceleratorError or DeviceLostError if it cannot be used any more.
         """
         try:
             error = check()
@@ -78,6 +79,8 @@ class Proofs:
                 self._errors[name] = error
                 return True
             fault = f"differs by {error:.2g}, {tolerance:g} is allowed"
+        except DeviceLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - the border to drivers and compilers
             if isinstance(error, torch.AcceleratorError):
                 torch.cuda.synchronize()  # raises again if the device is lost

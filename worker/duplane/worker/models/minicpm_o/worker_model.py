@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
@@ -28,7 +28,7 @@ from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, OUTPUT_SAMP
 class WorkerModel:
     """Implements `interface.Model` for one `DuplexModel`."""
 
-    def __init__(self, model: DuplexModel) -> None:
+    def __init__(self, model: DuplexModel, *, lane_count: Literal[1, 2] = 1) -> None:
         """Serve `model`, which must not change its memory later."""
         self._model = model
         self.constants = ModelConstants(
@@ -46,6 +46,7 @@ class WorkerModel:
             accepts_speech_requests=True,
             plans_batches=model.llm.cache.keys.device.type == "cuda",
             accepts_unfed_units=True,
+            lane_count=lane_count,
         )
 
     def advance(self, items: Sequence[Item]) -> Iterator[Result]:
