@@ -16,10 +16,13 @@ from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
 from duplane.tools.golden_replay.audio import read_audio
+from duplane.worker.models.families import open_device
+from duplane.worker.models.minicpm_o import two_lanes
 from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.blocks.block import Staged
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
+from duplane.worker.settings import WorkerSettings
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 12 * UNIT)
@@ -86,14 +89,18 @@ def assert_equal_outputs(
         assert_sounds_equal(output.audio, other.audio)
 
 
-def test_replayed_steps_lead_to_what_eager_ones_lead_to(
+def test_replayed_steps_lead_to_what_eager_ones_lead_to_and_run_in_two_lanes(
     speaking_checkpoint: Path,
     eager: dict[int, list[UnitOutput]],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = load(speaking_checkpoint, cuda_graphs=True)
     assert "CUDA graphs" not in caplog.text
     assert_equal_outputs(play(model), eager)
+    monkeypatch.setattr(two_lanes, "SLOTS", (3,))
+    device = open_device(WorkerSettings(checkpoint=speaking_checkpoint, device="cuda:0"))
+    assert two_lanes.choose_lane_count("auto", model, device.lane) == 2, caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -122,8 +122,10 @@ def test_a_cpu_has_one_lane_unless_two_are_asked_for(
 
 @pytest.mark.parametrize(("lanes", "count"), [("auto", 2), (1, 1)])
 def test_a_gpu_has_two_lanes_unless_one_is_asked_for(
-    speaking_checkpoint: Path, lanes: Any, count: int
+    speaking_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, lanes: Any, count: int
 ) -> None:
+    monkeypatch.setattr(two_lanes, "SLOTS", (2,))
+    monkeypatch.setattr(two_lanes, "REPEATS", 1)
     settings = WorkerSettings(
         checkpoint=speaking_checkpoint,
         device=DEVICE,
@@ -132,6 +134,7 @@ def test_a_gpu_has_two_lanes_unless_one_is_asked_for(
         turn_row_limit=128,
         threads=1,
         lanes=lanes,
+        cuda_graphs=False,
     )
     with elsewhere(), torch.inference_mode():
         _, model = open_device(settings).load()

@@ -307,6 +307,28 @@ class ModelBench(Weights):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class LaneBench(Weights):
+    """Flags of `duplane bench lanes`. Raises ValueError naming the setting."""
+
+    device: str = "cpu"
+    """Device of the model: cpu or cuda:N."""
+    dtype: DtypeOrAuto = "auto"
+    """Type of the model's numbers, as for a worker."""
+    slots: Counts = (8,)
+    """Numbers of conversations, separated by commas; one table is printed for each number."""
+    units: PositiveInt = 12
+    """Units that each conversation speaks in each run."""
+    runs: PositiveInt = 5
+    """Runs with one lane and with two, in turn."""
+    threads: PositiveInt = 1
+    """CPU threads of each lane."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class ScheduleBench:
     """Flags of `duplane bench schedule`. Raises ValueError naming the setting."""
 

@@ -14,6 +14,7 @@ from duplane.fabric import process
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.tools.bench.options import (
     FabricBench,
+    LaneBench,
     LaunchBench,
     LeaseBench,
     ModelBench,
@@ -103,6 +104,22 @@ def model(options: ModelBench = ModelBench()) -> None:
     try:
         bench_model(options)
     except (CheckpointError, ValueError, process.StartError) as error:
+        raise UsageError(str(error)) from None
+
+
+@bench.command
+def lanes(options: LaneBench = LaneBench()) -> int:
+    """Measure how many units per second a model speaks, in one lane and in two, in turn.
+
+    The engine's threads run the model. Each conversation sends its next unit when it is answered.
+    """
+    from duplane.tools.bench.lanes import bench_lanes
+    from duplane.worker.models.interface import LoadError
+
+    configure_logging("bench", "WARNING")
+    try:
+        return _run(bench_lanes(options))
+    except (LoadError, ValueError) as error:
         raise UsageError(str(error)) from None
 
 
