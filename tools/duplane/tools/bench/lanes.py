@@ -22,7 +22,6 @@ from duplane.worker.models.types import ConversationOptions, Opened, SpeechReque
 from duplane.worker.settings import WorkerSettings
 
 LANES = (1, 2)
-WARM_UNITS = 2
 _OPTIONS = ConversationOptions(
     force_listen_count=0, seed=0, max_new_speak_tokens_per_chunk=TEXT_TOKENS + 1
 )
@@ -67,7 +66,7 @@ async def _engine(bench: LaneBench, directory: Path, lanes: int) -> AsyncGenerat
         dtype=bench.dtype,
         threads=bench.threads,
         slot_count=max(bench.slots),
-        context_token_limit=PROMPT_ROWS + (WARM_UNITS + bench.units) * UNIT_ROWS,
+        context_token_limit=PROMPT_ROWS + (1 + bench.units) * UNIT_ROWS,
         engine_process="off",
         lanes=1 if lanes == 1 else 2,
     )
@@ -80,49 +79,54 @@ async def _engine(bench: LaneBench, directory: Path, lanes: int) -> AsyncGenerat
 
 
 async def _rate(engine: DeviceThread, slots: int, units: int) -> float:
-    """Return the units per second that conversations speak; each sends when it is answered."""
+    """Return the units per second that conversations speak.
+
+    Each sends a unit when the one before it is answered. They begin one after the other, so that
+    they are in different parts of their units. Only the time in which all speak counts.
+    """
     calls = [_Call(engine, slot) for slot in range(slots)]
     async with asyncio.TaskGroup() as tasks:
         for call in calls:
-            tasks.create_task(call.open(units))
-    begin_s = time.monotonic()
-    async with asyncio.TaskGroup() as tasks:
-        speaking = [tasks.create_task(call.speak(units)) for call in calls]
-    seconds = time.monotonic() - begin_s
+            await call.open(units)
+            tasks.create_task(call.speak(units))
     for call in calls:
         await engine.close(call.channel)
-    return sum(task.result() for task in speaking) / seconds
+    begin_s = max(call.spoken_s[0] for call in calls)
+    end_s = min(call.spoken_s[-1] for call in calls)
+    spoken = sum(begin_s < spoken_s <= end_s for call in calls for spoken_s in call.spoken_s)
+    return spoken / (end_s - begin_s)
 
 
 class _Call:
-    """A conversation that speaks a long text."""
+    """A conversation that speaks a long text. `spoken_s` has the times of its answers."""
 
     def __init__(self, engine: DeviceThread, slot: int) -> None:
         self._engine, self._slot = engine, slot
         self._events = asyncio.Queue[Event]()
         self.channel = engine.attach(slot, self._events.put_nowait)
         self._sound = np.random.default_rng(slot).normal(0, 0.1, 16_000).astype(np.float32)
+        self.spoken_s: list[float] = []
 
     async def open(self, units: int) -> None:
-        """Open the conversation, and let it speak its first units."""
+        """Open the conversation, and let it speak its first unit."""
         prepared = await self._engine.prepare_conversation(self.channel, _OPTIONS)
         self._engine.open(self.channel, prepared)
         opened = await self._events.get()
         if not isinstance(opened, Opened):
             raise RuntimeError(f"slot {self._slot} is not opened: {opened}")
-        text = "yes " * (WARM_UNITS + units) * TEXT_TOKENS
-        await self._send(SpeechRequest(0, text))
-        await self.speak(WARM_UNITS - 1)
+        await self._send(SpeechRequest(0, "yes " * (units + 1) * TEXT_TOKENS))
 
-    async def speak(self, units: int) -> int:
-        """Send units, each after the answer to the one before it; return how many speak."""
-        return sum([await self._send() for _ in range(units)])
+    async def speak(self, units: int) -> None:
+        """Send units, each after the answer to the one before it."""
+        for _ in range(units):
+            await self._send()
 
-    async def _send(self, *speech: SpeechRequest) -> bool:
+    async def _send(self, *speech: SpeechRequest) -> None:
         unit = Unit(self._slot, self._sound, speech=speech)
         record = UnitRecord(unit, time.monotonic())
         self._engine.put(self.channel, await self._engine.prepare_unit(self.channel, record))
         answered = await self._events.get()
         if not isinstance(answered, AnsweredUnit):
             raise RuntimeError(f"slot {self._slot} has no answer: {answered}")
-        return not answered.output.is_listen
+        if not answered.output.is_listen:
+            self.spoken_s.append(time.monotonic())
