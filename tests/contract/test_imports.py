@@ -83,7 +83,11 @@ MODEL_FOLDERS = {
     "launches": (*NETWORKS, "loader", "duplex", "chat"),
     "model": (*NETWORKS, "preparer_parts", "loader", "duplex", "chat", "preparer", "launches"),
     "worker_model": ("chat", "preparer", "model"),
-    "family": ("vision", "preparer_parts", "memory", "preparer", "model", "worker_model"),
+    "two_lanes": ("audio", "llm", "tts", "vocoder", "preparer", "model"),
+    "family": (
+        *("vision", "preparer_parts", "memory", "preparer", "model", "worker_model"),
+        "two_lanes",
+    ),
 }
 BASE = (
     "batch_isolation",

@@ -31,8 +31,8 @@ def contention(session: Session) -> dict[str, Any]:
     """Return the rates of two lanes alone and together, in calls per second.
 
     `contention` is how many times as long a call takes while the other lane runs, as the mean of
-    both lanes. The lanes are two threads, each with a CUDA stream of its own. Their results mean
-    nothing: graphs of today's engine share memory. So this is the last stage of its group.
+    both lanes. The lanes are two threads, each with a CUDA stream of its own. Whether their results
+    are those of one lane is what `minicpm_o.two_lanes` shows, not this stage.
     """
     loaded = session.loaded()
     count = min(SPEAKING, loaded.model.slot_count)

@@ -18,6 +18,7 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import AnsweredUnit, Event
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.families import open_device
+from duplane.worker.models.interface import LoadError
 from duplane.worker.models.types import ConversationOptions, Opened, SpeechRequest, Unit
 from duplane.worker.settings import WorkerSettings
 
@@ -65,7 +66,7 @@ async def _engine(bench: LaneBench, directory: Path, lanes: int) -> AsyncGenerat
         device=bench.device,
         dtype=bench.dtype,
         threads=bench.threads,
-        slot_count=max(bench.slots),
+        slot_count=max(2, *bench.slots),
         context_token_limit=PROMPT_ROWS + (1 + bench.units) * UNIT_ROWS,
         engine_process="off",
         lanes=1 if lanes == 1 else 2,
@@ -73,7 +74,7 @@ async def _engine(bench: LaneBench, directory: Path, lanes: int) -> AsyncGenerat
     engine = DeviceThread.from_settings(settings, open_device(settings))
     await engine.start()
     if engine.constants.lane_count != lanes:
-        raise RuntimeError("the model does not run in two lanes; the log says why")
+        raise LoadError("the model does not run in two lanes; the log says why")
     yield engine
     await engine.stop()
 
