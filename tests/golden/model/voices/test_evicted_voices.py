@@ -12,10 +12,10 @@ from support.model.past_units import RanUnit, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.golden_replay.audio import read_audio
-from duplane.worker.models.interface import Continue, Part, Ready
+from duplane.worker.models.interface import Continue, Part, Ready, Unfinished
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
-from duplane.worker.models.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.types import ConversationOptions, Opened, Unit, UnitOutput
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)
@@ -110,6 +110,21 @@ def test_the_end_of_a_turn_computes_no_prompt_and_the_next_turn_sounds_the_same(
     for slot in SLOTS:
         model.close(slot)
         assert model.is_clean(slot)
+
+
+def test_an_opening_computes_no_prompt_and_the_first_turn_waits_for_it(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evictions = Evictions(model, monkeypatch)
+    evictions.evict()
+    options = ConversationOptions(seed=0, force_listen_count=0)
+    first = model.begin(0, model.preparer.conversation(options))
+    opened, left = model.launch([Continue(0, Part.FEED, first.rows)])
+    assert isinstance(opened, Opened)
+    assert left == Unfinished(0, Part.VOICE)
+    assert not evictions.prompts
+    assert list(model.launch([Continue(0, Part.VOICE, 1)])) == [Ready(0)]
+    assert len(evictions.prompts) == 1
 
 
 def test_a_rebuild_computes_the_prompt_at_most_once_in_a_share(

@@ -60,8 +60,11 @@ class CountingVocoder:
         self._primed: dict[int, tuple[VocoderVoice, int | None]] = {}
         self._begun: set[int] = set()
 
-    def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
+    def prime(
+        self, slot: int, voice: VocoderVoice, *, seed: int | None = None, is_quick: bool = False
+    ) -> None:
         """Record that the slot has a voice."""
+        del is_quick
         self._primed[slot] = (voice, seed)
 
     def has_prompt(self, slot: int) -> bool:

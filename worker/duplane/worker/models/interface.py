@@ -169,7 +169,8 @@ class Part(Enum):
 class Open:
     """Open a conversation in a clean slot.
 
-    Results: `Unfinished` FEED until all rows of the prompt are fed, then `Opened`.
+    Results: `Unfinished` FEED until all rows of the prompt are fed, then `Opened`, and perhaps
+    `Unfinished` VOICE.
     """
 
     slot: int

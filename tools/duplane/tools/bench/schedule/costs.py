@@ -19,7 +19,7 @@ import orjson
 from duplane.worker.engine.schedule import Block
 
 VOICE_MS = 40.0
-"""The prompt of a voice, which an opening computes. It is assumed, also with a measured file."""
+"""The prompt of a voice after an opening. It is assumed, also with a measured file."""
 BEGIN_MS = 0.06
 """Work of the host for each unit that begins."""
 UNIT_STEPS = 26
@@ -69,7 +69,9 @@ def launch_ms(costs: Costs, size: Size) -> float:
     match size.block:
         case Block.BEGIN:  # work of the host alone
             return BEGIN_MS * size.count
-        case Block.OPEN | Block.VOICE:
+        case Block.OPEN:  # its prompt and its voice have launches of their own
+            return costs.host_ms
+        case Block.VOICE:
             return VOICE_MS + costs.host_ms
         case Block.VOCODE:  # flow and HiFT are two launches
             return costs.device_ms(size) + 2 * costs.host_ms

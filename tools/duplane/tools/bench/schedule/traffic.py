@@ -204,7 +204,6 @@ def _openings(traffic: Traffic, slot: int, chance: random.Random) -> Iterator[Ta
         if at_s >= traffic.seconds:
             return
         rows = chance.randint(150, 2000)
-        yield Task(
-            slot, at_s, Open(slot, Rows(rows)), Kind.BACKGROUND, ((Part.FEED, rows),), CHAT_CONTEXT
-        )
+        parts = (Part.FEED, rows), (Part.VOICE, 1)
+        yield Task(slot, at_s, Open(slot, Rows(rows)), Kind.BACKGROUND, parts, CHAT_CONTEXT)
         slot += 1

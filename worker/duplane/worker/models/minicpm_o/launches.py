@@ -150,23 +150,27 @@ class Launches:
             watch.lap("decode")
         yield from self._pipeline.results(units)
         for opening in openings:
-            yield self._opened(opening)
+            yield from self._opened(opening)
         if fed is not None and chats:
             self._chats.take_rows(chats, fed)
             watch.lap("decode")
         yield from self._chats.results(chats)
 
-    def _opened(self, opening: Opening) -> Result:
-        """Return what a prompt has come to after a pass."""
+    def _opened(self, opening: Opening) -> Iterator[Result]:
+        """Yield what a prompt has come to after a pass."""
         conversation = self.conversations[opening.slot]
         if opening.failure is not None:
             conversation.status = Status.LOST
-            return opening.failure
+            yield opening.failure
+            return
         opening.rows = opening.rows[opening.granted :]
         if len(opening.rows):
-            return Unfinished(opening.slot, Part.FEED, len(opening.rows))
+            yield Unfinished(opening.slot, Part.FEED, len(opening.rows))
+            return
         conversation.opening, conversation.status = None, Status.READY
         if self._probe is not None:
             self._probe.prepared(opening.slot, opening.voice)
         length = self._llm.cache.length(opening.slot)
-        return Opened(opening.slot, length, opening.ignored, conversation.window.is_on)
+        yield Opened(opening.slot, length, opening.ignored, conversation.window.is_on)
+        if part := conversation.part:
+            yield Unfinished(opening.slot, part)

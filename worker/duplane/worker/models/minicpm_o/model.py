@@ -183,9 +183,10 @@ class DuplexModel:
     ) -> Unfinished | UnitFailure:
         """Begin a conversation in a clean slot. It is open when `launch` has fed its prompt.
 
-        The prompt includes a voice. `uniforms` replaces the numbers drawn from the options' seed.
-        Returns a failure, and the slot stays clean, if other slots have borrowed the memory that
-        the prompt needs beyond the slot's reservation.
+        The prompt includes a voice. If the vocoder has not cached its own prompt of this voice, the
+        open conversation has the part VOICE. `uniforms` replaces the numbers drawn from the
+        options' seed. Returns a failure, and the slot stays clean, if other slots have borrowed the
+        memory that the prompt needs beyond the slot's reservation.
         """
         self._check_free(slot)
         options, prompt = prepared.options, prepared.prompt
@@ -198,7 +199,7 @@ class DuplexModel:
         if self._speech_stage is not None and prepared.speaks:
             speech = self._speech_stage.new_buffer()
         max_tokens = options.max_new_speak_tokens_per_chunk
-        self.conversations[slot] = Conversation(
+        conversation = self.conversations[slot] = Conversation(
             slot=slot,
             turn=TurnState(options.force_listen_count, max_tokens),
             sampling=self.sampling.open(slot, options, uniforms or SeededUniforms(options.seed)),
@@ -211,7 +212,9 @@ class DuplexModel:
         try:
             self.llm.cache.hold(slot, len(rows))
             if self.parts.vocoder is not None and prepared.voice is not None:
-                self.parts.vocoder.prime(slot, prepared.voice, seed=options.seed)
+                self.parts.vocoder.prime(slot, prepared.voice, seed=options.seed, is_quick=True)
+                has_prompt = self.parts.vocoder.has_prompt(slot)
+                conversation.awaits_voice = speech is not None and not has_prompt
         except BaseException:
             self.close(slot)
             raise

@@ -88,6 +88,8 @@ def _run(
         for slot in range(count):
             model.close(slot)
             model.begin(slot, prepared)
+            if model.parts.vocoder is not None:
+                model.parts.vocoder.start_turn(slot)
     calls = {"llm": partial(_think, model, count), "speech": partial(_speak, model, count)}
     found: dict[str, Tensor] = {}
     for names in groups:

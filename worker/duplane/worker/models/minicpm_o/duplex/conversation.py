@@ -99,8 +99,8 @@ class Conversation:
     - `pending_ids`: the closing ids of a completed unit. They count as part of the context, but are
       fed only with the next unit.
     - `past_speech`: the speech that a rebuild still has to repeat.
-    - `awaits_voice`: the last turn has ended, and the next turn has not been started in the
-      vocoder.
+    - `awaits_voice`: the conversation has begun or its last turn has ended, and the next turn has
+      not been started in the vocoder.
     - `requested`: the texts that a caller wants to be spoken.
     - `unfed_count`: the number of units that a rebuild has not fed. They are the first ones.
     - `talker_begin`: the number of the oldest unit in the talker's cache; None if it is empty.

@@ -263,9 +263,11 @@ class HarmonicVocoder:
         owned = (*self.network.parameters(), *self.network.buffers(), self._noise, self._phases)
         return sum(tensor.nbytes for tensor in owned)
 
-    def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
-        """Start the slot's first turn. `voice` and `seed` have no effect here."""
-        del voice, seed
+    def prime(
+        self, slot: int, voice: VocoderVoice, *, seed: int | None = None, is_quick: bool = False
+    ) -> None:
+        """Start the slot's first turn. Nothing but `slot` has an effect here."""
+        del voice, seed, is_quick
         self.start_turn(slot)
 
     def has_prompt(self, slot: int) -> bool:

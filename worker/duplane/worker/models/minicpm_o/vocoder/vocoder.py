@@ -157,8 +157,10 @@ class Vocoder:
         return self.stream.noise_bytes + sum(t.nbytes for t in (*tensors, *state, self._noise))
 
     @torch.inference_mode()
-    def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
-        """Set the voice of a slot and start its first turn.
+    def prime(
+        self, slot: int, voice: VocoderVoice, *, seed: int | None = None, is_quick: bool = False
+    ) -> None:
+        """Set the voice of a slot and start its first turn; if `is_quick`, only if this is quick.
 
         `seed` makes the slot's samples reproducible. Raises `VocoderError` for a voice whose parts
         do not match or which is longer than `max_prompt_frames`.
@@ -166,7 +168,8 @@ class Vocoder:
         self.limits.check_voice(voice)
         noise = NoiseCounter.of_seed(seed) if self._has_source_noise else None
         self._voices[slot] = _SlotVoice(voice.digest(), voice, noise)
-        self.start_turn(slot)
+        if not is_quick or self.has_prompt(slot):
+            self.start_turn(slot)
 
     def has_prompt(self, slot: int) -> bool:
         """Whether the prompt of the slot's voice is cached, so that `start_turn` is quick."""
