@@ -215,11 +215,14 @@ def what_may_run_before_the_rows_of_a_unit(run: Run) -> None:
         before = launch.block
 
 
-def speech_waits_for_one_talk_and_earlier_chunks(run: Run) -> None:
+def speech_waits_for_one_talk_and_earlier_chunks_and_voices(run: Run) -> None:
     for choice in run.launches:
         launch = choice.launch
         assert launch is not None
         for work in choice.passed_over:
+            if launch.block is Block.VOICE and work.block in SPEECH:
+                assert work.kind is not Kind.UNIT or launch.deadline_s <= work.deadline_s
+                continue
             if work.block is Block.TALK:
                 assert launch.block is Block.VOCODE
             if work.block is Block.VOCODE:
@@ -246,7 +249,7 @@ LAWS = (
     launches_have_their_limits,
     rows_of_a_unit_are_in_the_next_pass,
     what_may_run_before_the_rows_of_a_unit,
-    speech_waits_for_one_talk_and_earlier_chunks,
+    speech_waits_for_one_talk_and_earlier_chunks_and_voices,
     one_lane_serves_the_oldest_unit,
 )
 
