@@ -244,7 +244,8 @@ class FadingModel(ScriptedModel):
 def test_a_crowd_ends_with_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = FadingModel(slot_count=4)
     driver = Driver(model, model)
-    monkeypatch.setattr(Session, "loaded", lambda _: SimpleNamespace(driver=driver))
+    loaded = SimpleNamespace(driver=driver, served=lambda enter: model)
+    monkeypatch.setattr(Session, "loaded", lambda _: loaded)
     options = Options(tmp_path, checkpoint=tmp_path, device_name="cpu", rehearses=True)
     with pytest.raises(DeviceLostError, match="gone"):
         crowd.crowd(Session(options, Results(tmp_path)))

@@ -22,8 +22,7 @@ from duplane.worker.engine.events import AnsweredUnit, Event, FailedUnit, Lost
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.interface import Model, Preparer
-from duplane.worker.models.minicpm_o.two_lanes import EnterLane, choose_lane_count
-from duplane.worker.models.minicpm_o.worker_model import WorkerModel
+from duplane.worker.models.minicpm_o.two_lanes import EnterLane
 from duplane.worker.models.torch_device import TorchDevice
 from duplane.worker.models.types import Opened, Unit
 from duplane.worker.settings import WorkerSettings
@@ -105,10 +104,8 @@ class _Ready:
         self, settings: WorkerSettings, dtype: str, enter: EnterLane
     ) -> tuple[Preparer, Model]:
         """Return the model."""
-        del dtype
-        model = self._loaded.model
-        lane_count = choose_lane_count(settings.lanes, model, enter)
-        return self._loaded.driver.preparer, WorkerModel(model, lane_count=lane_count)
+        del settings, dtype
+        return self._loaded.driver.preparer, self._loaded.served(enter)
 
     def load_preparer(self, settings: WorkerSettings) -> Preparer:
         """Return the preparer of the model."""

@@ -33,6 +33,7 @@ from duplane.worker.models.minicpm_o.memory import (
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer_parts import VOCODER_FOLDER
 from duplane.worker.models.minicpm_o.probe import Probe
+from duplane.worker.models.minicpm_o.two_lanes import EnterLane, choose_lane_count
 from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 
 LIKE = "minicpm-o-4.5"
@@ -110,6 +111,11 @@ class Loaded:
     def driver(self) -> Driver:
         """The driver of the model's slots."""
         return Driver(self.model.preparer, WorkerModel(self.model))
+
+    def served(self, enter: EnterLane) -> WorkerModel:
+        """Return the model as a worker runs it, in two lanes if these prove themselves."""
+        lane_count = choose_lane_count("auto", self.model, enter)
+        return WorkerModel(self.model, lane_count=lane_count)
 
 
 @dataclass
