@@ -13,7 +13,14 @@ import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from duplane.tools.command import UsageError
 from duplane.worker.models.types import FloatArray
 from training.corpus import alignment, mixture
-from training.corpus.changing import Changes, VoiceChange, draw_voice_change, send, with_tract
+from training.corpus.changing import (
+    Changes,
+    VoiceChange,
+    draw_voice_change,
+    send,
+    with_length,
+    with_tract,
+)
 from training.corpus.mixture import MixturePlan, draw_utterance, record_clips
 from training.corpus.phrases import LIST
 from training.corpus.rooms import reverberate
@@ -117,6 +124,31 @@ def test_a_tract_moves_formants_and_keeps_pitch_and_length() -> None:
     assert lined.shape == (4001,)
     assert np.abs(lined).max() <= 1.0
     assert draw_voice_change(Changes(moved=0.0), chance) == VoiceChange()
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 2.3])
+def test_a_longer_word_keeps_its_pitch_and_loudness(factor: float) -> None:
+    word = tones([(150.0, 0.2), (1500.0, 0.3)])
+    made = with_length(word, factor)
+    assert len(made) == int(len(word) * factor)
+    change = int(0.2 * factor * RATE)
+    for hertz, part in ((150.0, made[: change - 500]), (1500.0, made[change + 500 : -500])):
+        found = np.abs(np.fft.rfft(part * np.hanning(len(part))))
+        assert np.argmax(found) * RATE / len(part) == pytest.approx(hertz, rel=0.06)
+        assert np.square(part).mean() == pytest.approx(0.02, rel=0.1)
+
+
+def test_joined_words_are_as_long_as_words_that_people_speak_alone(clips: Path) -> None:
+    bank = WordBank(Corpus(clips))
+    longer = Changes(moved=0.0, length=(2.0, 2.0), lengthened=1.0)
+    found: dict[str, float] = {}
+    for number in range(40):
+        made = draw_splice(bank, Random(number), longer)
+        ends = [start for start, name in made.phonemes if not name][1:]
+        for (start, word), end in zip(made.words, ends, strict=True):
+            found[word] = end - start
+    assert found["say"] == pytest.approx(2 * WORD_S, abs=0.1)
+    assert found["seven"] == pytest.approx(2**0.5 * 0.25, abs=0.1)
 
 
 def test_clips_are_those_of_training(clips: Path, folders: tuple[Path, Path]) -> None:

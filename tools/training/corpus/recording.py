@@ -127,9 +127,9 @@ def changed(made: Recorded, changes: Changes, numbers: np.random.Generator) -> R
         made.exchange,
         made.speaker,
         send(change.apply(made.samples), changes, numbers),
-        made.end_s / change.speed,
-        tuple((start / change.speed, word) for start, word in made.words),
-        tuple((start / change.speed, name) for start, name in made.phonemes),
+        change.moved(made.end_s),
+        tuple((change.moved(start), word) for start, word in made.words),
+        tuple((change.moved(start), name) for start, name in made.phonemes),
     )
 
 

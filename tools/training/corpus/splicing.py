@@ -6,14 +6,14 @@ Recordings of people have only digits: the other words of a question come from s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
-from training.corpus.changing import Changes, VoiceChange, draw_voice_change
+from training.corpus.changing import Changes, VoiceChange, draw_length, draw_voice_change
 from training.corpus.store import Corpus, Recorded
 from training.domain import TRAINED_WORDS, UNKNOWN, Exchange, draw_exchange
 
@@ -105,7 +105,10 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
     for word in words:
         takes = person.get(word) or bank.synthesised[word]
         samples, marks = bank.cut(chance.choice(takes))
-        parts.append(_changed(samples, marks, own if word in person else other))
+        # People speak digits alone, so their recordings are long already.
+        voice, power = (own, 0.5) if word in person else (other, 1.0)
+        change = replace(voice, length=draw_length(changes, numbers) ** power)
+        parts.append(_changed(samples, marks, change))
     digits = [place for place, word in enumerate(words) if word in person]
     if exchange.answer != UNKNOWN and digits and chance.random() < _UNCLEAR_SHARE:
         place = chance.choice(digits)
@@ -157,7 +160,7 @@ def _shuffled(words: Sequence[str], chance: Random) -> list[str]:
 def _changed(
     samples: FloatArray, marks: list[tuple[float, str]], change: VoiceChange
 ) -> tuple[FloatArray, list[tuple[float, str]]]:
-    return change.apply(samples), [(start / change.speed, name) for start, name in marks]
+    return change.apply(samples), [(change.moved(start), name) for start, name in marks]
 
 
 def _joined(
