@@ -49,7 +49,7 @@ CONTINUED: dict[str, Any] = {
     "sound_steps": 120,
     "rate": 1e-3,
     "matrix_rate": 1.6e-3,
-    "word_share": 0.2,
+    "word_share": 0.3,
     "short_share": 0.1,
     "decay_share": 0.6,
 }

@@ -8,6 +8,7 @@ import numpy as np
 
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
+from training.corpus.clips import resample
 from training.corpus.rooms import colour, noise, reverberate
 from training.corpus.store import Corpus
 
@@ -18,6 +19,12 @@ _TALKERS = (4, 21)
 _TALKER_LEVELS = (-9.0, 0.0)
 """Decibels of the talkers: no one of them is so much louder that the model could take him for the
 user."""
+_TALKER_SPEEDS = (0.75, 1.4)
+_BACKWARD_SHARE, _NEAR_SHARE = 0.4, 0.3
+"""Share of talkers whose sound runs backward, since a crowd says more than the words of the corpus,
+and of crowds that are near, so that their voices are louder than their echo."""
+_SWELL_S = (0.3, 3.0)
+"""Seconds in which a talker becomes louder or quieter."""
 _SIZE = NOISE_SECONDS * INPUT_SAMPLE_RATE
 
 
@@ -61,17 +68,30 @@ def record_noises(
 
 
 def _babble(corpus: Corpus, chance: np.random.Generator) -> FloatArray:
-    """Mix distant talkers of different loudness, who speak without a pause in a room."""
+    """Mix talkers of different loudness, who speak without a pause in a room."""
     mixed = np.zeros(_SIZE, np.float32)
+    is_distant = chance.random() >= _NEAR_SHARE
     for _ in range(int(chance.integers(*_TALKERS))):
         parts: list[FloatArray] = []
+        speed = chance.uniform(*_TALKER_SPEEDS) * INPUT_SAMPLE_RATE
         while sum(map(len, parts)) < _SIZE:
-            parts.append(corpus[int(chance.integers(len(corpus)))].samples)
+            clip = corpus[int(chance.integers(len(corpus)))].samples
+            parts.append(resample(clip, speed, INPUT_SAMPLE_RATE))
             parts.append(np.zeros(int(chance.uniform(0.0, 0.6) * INPUT_SAMPLE_RATE), np.float32))
         voice = np.roll(np.concatenate(parts)[:_SIZE], int(chance.integers(_SIZE)))
+        voice *= _swell(chance)
+        if chance.random() < _BACKWARD_SHARE:
+            voice = voice[::-1]
         level = np.float32(10 ** (chance.uniform(*_TALKER_LEVELS) / 20))
-        mixed += reverberate(voice, chance, is_distant=True) * level
+        mixed += reverberate(voice, chance, is_distant=is_distant) * level
     return _levelled(colour(mixed, chance, 0.6))
+
+
+def _swell(chance: np.random.Generator) -> FloatArray:
+    """Draw the loudness of a talker over the time of a noise, by up to 12 dB."""
+    count = int(NOISE_SECONDS / chance.uniform(*_SWELL_S)) + 2
+    levels = 10 ** (chance.uniform(-9.0, 3.0, count) / 20)
+    return np.interp(np.linspace(0, count - 1, _SIZE), np.arange(count), levels).astype(np.float32)
 
 
 def _levelled(samples: FloatArray) -> FloatArray:

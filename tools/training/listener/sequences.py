@@ -27,7 +27,7 @@ AUDIO, VOICE, PICTURE = -1, -2, -3
 """Placeholders for ids in rows that hold embeddings: of the session's audio, of a voice, or of a
 picture."""
 IGNORED = -100
-LISTEN_WEIGHT = 0.4
+LISTEN_WEIGHT = 0.7
 """Weight of listening decisions in the loss. It is below 1, because they are frequent and easy."""
 CUT_SHARE = 0.15
 MOST_CUT_UNITS = 6

@@ -43,7 +43,7 @@ SAVE_INTERVAL = 50
 MEAN_SHARE = 0.99
 """The share that the mean of the weights keeps of its value at a step."""
 USUAL = SessionRules(
-    noise_only=0.16,
+    noise_only=0.22,
     interrupted=0.55,
     signal_to_noise=(2.0, 34.0),
     breath=0.09,
