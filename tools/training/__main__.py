@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
+from annotated_types import Ge, Le
 from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory
 
@@ -24,6 +25,7 @@ from training.evaluation import hearing as hearing_table
 from training.evaluation.hearing import HearingPlan, measure_hearing
 from training.evaluation.rows import EvaluationPlan
 from training.evaluation.table import as_text, evaluate_checkpoint
+from training.export import mix_checkpoints
 from training.pipeline import (
     Stage,
     TrainingPlan,
@@ -147,6 +149,35 @@ def vision(
     """
     with _errors():
         train_vision(workspace, TrainingPlan(seed=seed, tower_steps=steps))
+
+
+@app.command
+def mix(
+    directory: Path,
+    first: ExistingDirectory,
+    second: ExistingDirectory,
+    /,
+    *,
+    share: Annotated[float, Ge(0), Le(1)],
+) -> None:
+    """Write a checkpoint whose weights lie between those of two others of the same dimensions.
+
+    Parameters
+    ----------
+    directory
+        Directory to write the checkpoint to; it is created if it is missing.
+    first
+        Checkpoint directory of the weights that a share of 0 gives.
+    second
+        Checkpoint directory of the weights that a share of 1 gives, and of all other files.
+    share
+        The way from the first weights to the second ones.
+    """
+    try:
+        with _errors():
+            mix_checkpoints(directory, first, second, share)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import RULES_FILE
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.dimensions import GENERATION, PREPROCESSING
+from training.torch_calls import load_weights
 
 
 def write_checkpoint(
@@ -39,6 +41,21 @@ def write_checkpoint(
     config_bytes = orjson.dumps(content, option=orjson.OPT_INDENT_2)
     (folder / harmonic.CONFIG).write_bytes(config_bytes)
     _write(vocoder.state_dict(), folder / harmonic.WEIGHTS)
+
+
+def mix_checkpoints(directory: Path, first: Path, second: Path, share: float) -> None:
+    """Write the checkpoint `second`, with weights that lie between those of `first` and its own.
+
+    A `share` of 0 is `first`, 1 is `second`. Raises ValueError if they have different tensors.
+    """
+    before, after = (load_weights(path / SINGLE_FILE) for path in (first, second))
+    if {name: value.shape for name, value in before.items()} != {
+        name: value.shape for name, value in after.items()
+    }:
+        raise ValueError(f"{first} and {second} have different tensors")
+    shutil.copytree(second, directory, dirs_exist_ok=True)
+    mixed = {name: before[name].float().lerp(value.float(), share) for name, value in after.items()}
+    _write(mixed, directory / SINGLE_FILE)
 
 
 def write_settings(directory: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:

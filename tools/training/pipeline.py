@@ -25,10 +25,9 @@ from training.corpus.store import NOISES, Corpus, write_noises
 from training.dimensions import CODES, default_config
 from training.domain import DIGITS, all_answers
 from training.export import write_checkpoint
-from training.listener.network import ListenerNetworks
 from training.listener.noises import record_noises
 from training.listener.processes import BANK, CORPUS, train_listener
-from training.listener.starting import listener_of, mixed, vocoder_of
+from training.listener.starting import vocoder_of
 from training.listener.training import ListenerPlan
 from training.sources.room_files import read_room, rooms_of
 from training.torch_calls import digest_of, load_tensors, save_tensors
@@ -52,6 +51,7 @@ CONTINUED: dict[str, Any] = {
     "word_share": 0.3,
     "short_share": 0.1,
     "decay_share": 0.6,
+    "chats": 16,
 }
 """Settings of a listener that begins with the weights of a checkpoint."""
 Stage = Literal["corpus", "talker", "vision", "listener", "checkpoint"]
@@ -132,9 +132,6 @@ def train_checkpoint(
     print_progress(f"listener: digest {digest_of(listener)}")
     if until == "listener":
         return
-    if start is not None:
-        drawn = dict(ListenerNetworks.build(run.config, plan.seed, batch=1).tensors())
-        listener = mixed(listener_of(start, run.tokenizer, drawn), listener)
     tensors = {**listener, **talker, **vision.state_dict()}
     write_checkpoint(directory, run.tokenizer, run.config, tensors, vocoder)
 

@@ -18,9 +18,6 @@ from duplane.worker.models.minicpm_o.vocoder.harmonic import (
 )
 from training.torch_calls import load_weights
 
-ENCODER_SHARE, DECODER_SHARE = 0.35, 0.9
-"""The share of the trained weights in the mixture with those of the start: of the audio encoder and
-its projector, and of the layers of the LLM. Tables are as trained."""
 TOKENIZER_FILE = "tokenizer.json"
 LISTENER = ("llm.", "apm.", "audio_projection_layer.")
 ADDED = "apm.layers."
@@ -74,20 +71,6 @@ def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) ->
         if name.startswith(ADDED) and name not in found:
             made[name] = torch.zeros_like(value) if name.endswith(OUTPUTS) else value
     return made
-
-
-def mixed(start: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights between those of the start and the trained ones.
-
-    They hear what the start heard nearly as well as the start, and most of what is new.
-    """
-
-    def share(name: str) -> float:
-        if name in TABLES:
-            return 1.0
-        return DECODER_SHARE if name.startswith("llm.") else ENCODER_SHARE
-
-    return {name: start[name].lerp(value, share(name)) for name, value in trained.items()}
 
 
 def vocoder_of(directory: Path) -> HarmonicNetwork:

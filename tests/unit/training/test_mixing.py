@@ -1,0 +1,40 @@
+"""`python -m training mix`: weights between those of two checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from training.export import mix_checkpoints
+
+NAME = "llm.model.norm.weight"
+
+
+def checkpoint(directory: Path, value: float, **other: torch.Tensor) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(f'{{"value": {value}}}')
+    tensors = {NAME: torch.full((3,), value, dtype=torch.float16), **other}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.25, 2.0), (1.0, 5.0)])
+def test_weights_lie_between_those_of_two_checkpoints(
+    tmp_path: Path, share: float, value: float
+) -> None:
+    first, second = checkpoint(tmp_path / "first", 1.0), checkpoint(tmp_path / "second", 5.0)
+    mix_checkpoints(tmp_path / "made", first, second, share)
+    (made,) = load_file(tmp_path / "made" / "model.safetensors").values()
+    assert (made.dtype, made.tolist()) == (torch.float16, [value] * 3)
+    assert (tmp_path / "made" / "config.json").read_text() == '{"value": 5.0}'
+
+
+def test_checkpoints_with_other_tensors_are_refused(tmp_path: Path) -> None:
+    first = checkpoint(tmp_path / "first", 1.0)
+    second = checkpoint(tmp_path / "second", 5.0, other=torch.zeros(2))
+    with pytest.raises(ValueError, match="different tensors"):
+        mix_checkpoints(tmp_path / "made", first, second, 0.5)
+    assert not (tmp_path / "made").exists()
