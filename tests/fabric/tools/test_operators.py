@@ -49,7 +49,7 @@ async def test_status_shows_workers_slots_leases_and_queue() -> None:
     assert code == 0
     rows = {row[0]: row[1:] for row in map(str.split, output.splitlines()) if row}
     assert rows[harness.address] == ["answers", "1", "2", "1"]
-    assert rows["w1"] == ["ready", *"011000", "p", "zone=x", "-", "127.0.0.1:1"]
+    assert rows["w1"] == ["ready", *"0011000", "p", "zone=x", "-", "127.0.0.1:1"]
     assert rows["s1"][:4] == ["w1", "0", "audio_duplex", "claimed"]
     assert rows["s2"][:4] == ["w1", "1", "audio_duplex", "granted"]
     assert rows["s3"][:4] == ["1", "audio_duplex", "p", "zone=x"]
@@ -159,7 +159,7 @@ async def test_drained_worker_gets_no_more_sessions_and_has_no_free_slots() -> N
         await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
         await (await harness.caller()).stands(1)
         _, output = await run("status", "--scheduler", harness.address)
-        assert ["w1", "draining", *"001002"] in [row.split()[:8] for row in output.splitlines()]
+        assert ["w1", "draining", *"0001002"] in [row.split()[:9] for row in output.splitlines()]
 
 
 async def begin_drain(
