@@ -23,8 +23,8 @@ ARGS ?=
 MINUTES ?= 1
 SEEDS ?= 1000
 SECONDS ?= 600
-# Processes that run tests: one more than the cores of a small machine, because many tests wait.
-WORKERS ?= 3
+# Processes that run tests: more than the cores of a small machine, because many tests wait.
+WORKERS ?= 5
 # Build of torch: cpu or cuda (see tools/install.py).
 TORCH ?= cpu
 

@@ -21,7 +21,7 @@ from duplane.worker.models.chat import (
     ChatRequest,
     ChatRole,
 )
-from duplane.worker.models.interface import Continue, Part
+from duplane.worker.models.interface import Continue, Part, Unfinished
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer import Preparer
@@ -114,9 +114,10 @@ def test_what_it_prepares_runs_in_the_model(model: DuplexModel, whole: Path) -> 
     prepared = preparer.conversation(ConversationOptions(tts_voice=VOICE))
     begun = model.begin(0, prepared)
     assert begun.rows == prepared.rows
-    (opened,) = model.launch([Continue(0, Part.FEED, prepared.rows)])
+    opened, voice = model.launch([Continue(0, Part.FEED, prepared.rows)])
     assert isinstance(opened, Opened)
     assert opened.context_length == prepared.rows
+    assert voice == Unfinished(0, Part.VOICE)
     model.close(0)
     model.open_chat(0, preparer.chat(SPOKEN))
     assert list(model.chat_step([0]))
