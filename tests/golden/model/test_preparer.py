@@ -113,6 +113,7 @@ def test_what_it_prepares_runs_in_the_model(model: DuplexModel, whole: Path) -> 
     preparer = Preparer(load_preparer_parts(whole), model.context_capacity)
     prepared = preparer.conversation(ConversationOptions(tts_voice=VOICE))
     begun = model.begin(0, prepared)
+    assert isinstance(begun, Unfinished)
     assert begun.rows == prepared.rows
     opened, voice = model.launch([Continue(0, Part.FEED, prepared.rows)])
     assert isinstance(opened, Opened)

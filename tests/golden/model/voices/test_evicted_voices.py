@@ -119,6 +119,7 @@ def test_an_opening_computes_no_prompt_and_the_first_turn_waits_for_it(
     evictions.evict()
     options = ConversationOptions(seed=0, force_listen_count=0)
     first = model.begin(0, model.preparer.conversation(options))
+    assert isinstance(first, Unfinished)
     opened, left = model.launch([Continue(0, Part.FEED, first.rows)])
     assert isinstance(opened, Opened)
     assert left == Unfinished(0, Part.VOICE)
