@@ -306,12 +306,14 @@ class Admission:
     def _withhold(self) -> bool:
         """Withhold the free slots that exceed the capacity. Return True if a slot changed."""
         left = self.capacity.count - self._occupied_count
-        former = tuple(self._slots)
-        for slot in former:
+        has_changed = False
+        for slot in self._slots:
             is_free = slot.state is SlotState.FREE
-            self._slots[slot.index] = replace(slot, is_withheld=is_free and left < 1)
+            if slot.is_withheld != (is_free and left < 1):
+                self._slots[slot.index] = replace(slot, is_withheld=not slot.is_withheld)
+                has_changed = True
             left -= is_free
-        return tuple(self._slots) != former
+        return has_changed
 
 
 def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
