@@ -9,7 +9,7 @@ import pytest
 
 from duplane.tools.bench.report import percentile
 from duplane.tools.bench.schedule.costs import BUILT_IN, Computed
-from duplane.tools.bench.schedule.run import simulate
+from duplane.tools.bench.schedule.run import capacity_of, simulate
 from duplane.tools.bench.schedule.simulation import is_spoken
 from duplane.tools.bench.schedule.traffic import Traffic, mixed
 from duplane.worker.session_capacity import SURE_COUNT, WINDOW_S, SessionCapacity
@@ -79,10 +79,6 @@ def test_as_many_sessions_as_the_capacity_stay_near_the_limit(costs: Computed, l
         assert outcome.late == 0
         latencies = outcome.latencies(is_spoken)
         assert percentile(latencies, 0.99) < 1.25 * 0.45
-        capacity = SessionCapacity(0.45)
-        for answer in sorted(outcome.answers, key=lambda answer: answer.at_s):
-            if is_spoken(answer.task):
-                capacity.note(answer.latency_s, sessions, answer.at_s)
-        sessions = int(capacity.count)
+        sessions = int(capacity_of(outcome, sessions))
         most = max(most, sessions)
     assert most >= 14

@@ -117,15 +117,19 @@ def _estimated(options: ScheduleBench, costs: Costs) -> str:
     )
 
 
-def _admitted(options: ScheduleBench, outcome: Outcome) -> str:
-    """Return how many sessions a worker takes that measures the latencies of a run."""
+def capacity_of(outcome: Outcome, sessions: int) -> float:
+    """Return how many sessions a worker on a GPU takes that measures the latencies of a run."""
     capacity = SessionCapacity(GPU_LATENCY_LIMIT_S)
     for answer in sorted(outcome.answers, key=lambda answer: answer.at_s):
         if is_spoken(answer.task) and answer.at_s < math.inf:
-            capacity.note(answer.latency_s, options.sessions, answer.at_s)
+            capacity.note(answer.latency_s, sessions, answer.at_s)
+    return capacity.count
+
+
+def _admitted(options: ScheduleBench, outcome: Outcome) -> str:
     return (
         f"a worker with these latencies and a limit of {1e3 * GPU_LATENCY_LIMIT_S:.0f} ms takes"
-        f" {capacity.count:.0f} sessions\n"
+        f" {capacity_of(outcome, options.sessions):.0f} sessions\n"
     )
 
 
