@@ -19,20 +19,22 @@ def speaking_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
-def _loaded(speaking_checkpoint: Path) -> DuplexModel:
+def _load(checkpoint: Path, context_share: float) -> DuplexModel:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache, "PAGE_ROWS", 16)
-        return DuplexModel.load(speaking_checkpoint, slot_count=SLOTS, context_capacity=512)
+        return DuplexModel.load(
+            checkpoint, slot_count=SLOTS, context_capacity=512, context_share=context_share
+        )
+
+
+@pytest.fixture(scope="session")
+def _loaded(speaking_checkpoint: Path) -> DuplexModel:
+    return _load(speaking_checkpoint, 1.0)
 
 
 @pytest.fixture(scope="session")
 def _lending(speaking_checkpoint: Path) -> DuplexModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "PAGE_ROWS", 16)
-        return DuplexModel.load(
-            speaking_checkpoint, slot_count=SLOTS, context_capacity=512, context_share=0.3
-        )
+    return _load(speaking_checkpoint, 0.3)
 
 
 @pytest.fixture
