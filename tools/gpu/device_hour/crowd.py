@@ -22,8 +22,7 @@ from duplane.worker.engine.events import AnsweredUnit, Event, FailedUnit, Lost
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.interface import Model, Preparer
-from duplane.worker.models.minicpm_o.two_lanes import EnterLane
-from duplane.worker.models.torch_device import TorchDevice
+from duplane.worker.models.torch_device import EnterLane, TorchDevice
 from duplane.worker.models.types import Opened, Unit
 from duplane.worker.settings import WorkerSettings
 

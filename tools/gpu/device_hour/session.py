@@ -33,8 +33,9 @@ from duplane.worker.models.minicpm_o.memory import (
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer_parts import VOCODER_FOLDER
 from duplane.worker.models.minicpm_o.probe import Probe
-from duplane.worker.models.minicpm_o.two_lanes import EnterLane, choose_lane_count
+from duplane.worker.models.minicpm_o.two_lanes import choose_lane_count
 from duplane.worker.models.minicpm_o.worker_model import WorkerModel
+from duplane.worker.models.torch_device import EnterLane
 
 LIKE = "minicpm-o-4.5"
 FULL_BYTES = 25 * 10**9

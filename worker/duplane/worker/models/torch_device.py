@@ -20,6 +20,9 @@ from duplane.worker.models.interface import (
 )
 from duplane.worker.settings import WorkerSettings
 
+EnterLane = Callable[[str], AbstractContextManager[None]]
+"""`interface.Device.lane`."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +37,7 @@ class TorchFamily(Protocol):
         self,
         settings: WorkerSettings,
         dtype: str,
-        enter: Callable[[str], AbstractContextManager[None]],
+        enter: EnterLane,
     ) -> tuple[Preparer, Model]:
         """Load the checkpoint. `enter` is the device's `lane`. Raises LoadError."""
         ...

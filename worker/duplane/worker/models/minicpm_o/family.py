@@ -17,10 +17,10 @@ from duplane.worker.models.minicpm_o.preparer_parts import (
     PreparerParts,
     load_preparer_parts,
 )
-from duplane.worker.models.minicpm_o.two_lanes import EnterLane, choose_lane_count
+from duplane.worker.models.minicpm_o.two_lanes import choose_lane_count
 from duplane.worker.models.minicpm_o.vision.processes import confined
 from duplane.worker.models.minicpm_o.worker_model import WorkerModel
-from duplane.worker.models.torch_device import TorchDevice
+from duplane.worker.models.torch_device import EnterLane, TorchDevice
 from duplane.worker.settings import WorkerSettings
 
 _DECODERS = range(2, 5)  # processes that decode the pictures of units, depending on the cores

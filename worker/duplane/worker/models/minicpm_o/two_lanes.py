@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Literal
 
@@ -27,6 +26,7 @@ from duplane.worker.models.minicpm_o.proof import Proofs, relative_error
 from duplane.worker.models.minicpm_o.transfer import download
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, SpeechRequest
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
+from duplane.worker.models.torch_device import EnterLane
 from duplane.worker.models.types import ConversationOptions
 
 LIMIT_S = 120.0
@@ -37,9 +37,6 @@ REPEATS = 2
 STEPS = 8
 SPOKEN_UNITS = 2
 TEXT_IDS = 7
-
-EnterLane = Callable[[str], AbstractContextManager[None]]
-"""`interface.Device.lane`."""
 
 
 def choose_lane_count(
