@@ -202,8 +202,8 @@ class WorkerSettings:
     context_share: Share | Literal["auto"] = AUTO
     """Share of --context for which each slot has memory at any time. A longer conversation borrows
     memory while some is free. Without free memory, a conversation with a context window drops old
-    units earlier, and others end as if their context was full. So with a share below 1, what a long
-    conversation says can depend on the others. `auto` is 0.6 on a GPU and 1 on a CPU."""
+    units earlier, and others end as if their context was full. So with a share below 1, the answers
+    in a long conversation can depend on the other ones. `auto` is 0.6 on a GPU and 1 on a CPU."""
     latency_limit_s: NonNegativeFloat | Literal["auto"] = AUTO
     """Seconds within which 99 % of the speaking units are to be answered. If the latest latencies
     let expect more with one more session, the worker withholds its free slots, and new sessions
