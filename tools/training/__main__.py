@@ -45,8 +45,9 @@ class Sources:
     phrases: ExistingDirectory | None = None
     """Folder of phrases that `speak` made."""
     recordings: ExistingDirectory | None = None
-    """Folder of digits that people speak, with names DIGIT_SPEAKER_NUMBER.wav. Every third speaker
-    only judges. Give the credit that their licence asks for."""
+    """Folder of words that people speak: DIGIT_SPEAKER_NUMBER.wav, as in the
+    free-spoken-digit-dataset, or WORD/SPEAKER_nohash_NUMBER.wav, as in Speech Commands. Every third
+    speaker only judges. Give the credit that their licences ask for."""
     cache: Path | None = None
     """Folder with the packages that `fetch` fetched: recordings of rooms are noises."""
     splices: NonNegativeInt = 14_000
@@ -316,8 +317,9 @@ def hearing(
     directory
         Checkpoint directory.
     recordings
-        Folder of digits that people speak, with names DIGIT_SPEAKER_NUMBER.wav, as the
-        free-spoken-digit-dataset has them. Give the credit that their licence asks for.
+        Folder of words that people speak: DIGIT_SPEAKER_NUMBER.wav, as in the
+        free-spoken-digit-dataset, or WORD/SPEAKER_nohash_NUMBER.wav, as in Speech Commands. Give
+        the credit that their licences ask for.
     cache
         Folder with the packages, and for slow synthesis. Default: as for `fetch`.
     tries

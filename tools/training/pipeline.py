@@ -64,7 +64,7 @@ digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
 class TrainingPlan:
     """The size of every stage. The corpus and the listener use `processes` processes.
 
-    `phrases_folder` has the phrases of the stage "speak", `recordings` has digits that people
+    `phrases_folder` has the phrases of the stage "speak", `recordings` has words that people
     speak, `rooms` has recordings of rooms; each may be absent. The listener begins with the weights
     of the checkpoint `start`, whose codec and vocoder stay, or with random weights.
     """

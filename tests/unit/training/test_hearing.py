@@ -17,7 +17,7 @@ from duplane.worker.models.types import FloatArray
 from training import __main__ as command
 from training.__main__ import run
 from training.corpus.espeak import SynthesisError
-from training.domain import UNKNOWN
+from training.domain import DIGITS, STOPS, UNKNOWN
 from training.evaluation import hearing, tries
 from training.evaluation.hearing import HearingPlan, as_text, measure_hearing, measured_rows
 from training.evaluation.inputs import ChatInput, SessionInput
@@ -31,15 +31,22 @@ COUNT = ("one two three four five", " six seven eight", " nine ten")
 TRIES = 4
 
 
+PEOPLE = (
+    "people: digits repeated",
+    "people: sums",
+    "many people: digits repeated",
+    "many people: sums",
+    "told to stop by people",
+)
+"""The rows that need `--recordings`."""
+
+
 class InventedMaterial(Material):
     """Each word is a tone of 150 ms; a room is a hum."""
 
     def voice(self, engine: Engine, chance: Random) -> Voice:
         hertz = chance.uniform(150.0, 400.0) + len(engine)
         return lambda text: tone(hertz, 0.15 * len(text.split()))
-
-    def digits(self) -> dict[str, dict[str, list[Path]]]:
-        raise MissingError("no --recordings are named")
 
     def say(self) -> FloatArray:
         return tone(200.0, 0.2)
@@ -110,7 +117,7 @@ def row(name: str) -> Row:
 def test_every_row_is_drawn_by_seed_with_sessions_of_one_length(material: Material) -> None:
     names: set[str] = set()
     for one in rows():
-        if one.name in ("people: digits repeated", "people: sums"):
+        if one.name in PEOPLE:
             with pytest.raises(MissingError, match="no --recordings are named"):
                 draw_tries(one, material, TRIES, seed=1)
             continue
@@ -129,7 +136,36 @@ def test_every_row_is_drawn_by_seed_with_sessions_of_one_length(material: Materi
         for each in drawn:
             assert each.first_unit + len(each.wanted) < len(each.given.samples) / UNIT_SAMPLES
         names.add(one.name)
-    assert len(names) == len(list(rows())) - 2
+    assert len(names) == len(list(rows())) - len(PEOPLE)
+
+
+@pytest.mark.parametrize("name", PEOPLE)
+def test_rows_of_people_have_only_speakers_that_judge(
+    name: str, material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ann, who is the first by name, and 0a judge; bob, 1b and 2c are for training."""
+    for speaker in ("ann", "bob"):
+        for digit in range(10):
+            (tmp_path / f"{digit}_{speaker}_0.wav").touch()
+    for word in (*DIGITS, *STOPS[:1]):
+        (tmp_path / word).mkdir()
+        for speaker in ("0a", "1b", "2c"):
+            (tmp_path / word / f"{speaker}_nohash_0.wav").touch()
+    heard: list[Path] = []
+
+    def take(path: Path) -> FloatArray:
+        heard.append(path)
+        return tone(200.0, 0.3)
+
+    material.recordings = tmp_path
+    monkeypatch.setattr(material, "take", take)
+    drawn = draw_tries(row(name), material, TRIES, seed=1)
+    parts = [path.stem.split("_") for path in heard]
+    speakers = {part[0] if "nohash" in part else part[1] for part in parts}
+    assert speakers == {"ann" if name.startswith("people") else "0a"}
+    words = {path.parent.name for path in heard} if speakers == {"0a"} else set[str]()
+    assert (words == {"stop"}) == ("stop" in name)
+    assert len(drawn) == TRIES
 
 
 def test_an_interruption_changes_only_the_sound_after_the_reply_begins(material: Material) -> None:
@@ -184,8 +220,7 @@ async def test_table_of_a_model_that_talks_without_reason(
         tmp_path, HearingPlan(tmp_path, tmp_path, tries=TRIES, is_paced=False)
     )
     assert set(found["skipped"]) == {
-        "people: digits repeated",
-        "people: sums",
+        *PEOPLE,
         "Kokoro, neural voices",
         *(one.name for one in picture_rows()),
     }

@@ -24,17 +24,19 @@ from training.corpus.changing import (
 from training.corpus.mixture import MixturePlan, draw_utterance, record_clips
 from training.corpus.phrases import LIST
 from training.corpus.rooms import reverberate
-from training.corpus.splicing import PERSON, UNCLEAR, WordBank, draw_splice
+from training.corpus.splicing import CROWD, PERSON, UNCLEAR, WordBank, draw_splice
 from training.corpus.store import Corpus, Recorded
 from training.corpus.voices import Speaker
 from training.domain import DIGITS, TRAINED_WORDS, UNKNOWN, Exchange, draw_near, is_held_out
 from training.listener.noises import record_noises
-from training.sources.recordings import digits_of
+from training.sources.recordings import recordings_of
 from training.sources.room_files import HELD_OUT_ROOMS, ROOMS, TRAINED_ROOMS
 
 RATE = 16_000
 WORD_S = 0.3
 SPEAKERS = ("ann", "bob", "cleo", "dan")
+CROWD_WORDS = ("cat", *DIGITS, "stop")
+"""What speaker 1b says. Speaker 0a judges only."""
 QUESTIONS = ("what is two plus three", "say ten", "repeat one", "count to ten", "stop")
 Parts = list[tuple[float, float]]
 
@@ -81,6 +83,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
         for digit in range(10):
             name = f"{digit}_{speaker}_0.wav"
             soundfile.write(people / name, tones([(200.0 + 40 * digit, 0.25)]), RATE)
+    for word in CROWD_WORDS:
+        (people / word).mkdir()
+        for speaker in ("0a", "1b"):
+            path = people / word / f"{speaker}_nohash_0.wav"
+            soundfile.write(path, tones([(300.0, 0.25)]), RATE)
+    # Loud noise around the word: no clip of training.
+    soundfile.write(people / "stop" / "1b_nohash_1.wav", tones([(300.0, 1.0)]), RATE)
     return phrases, people
 
 
@@ -154,10 +163,13 @@ def test_joined_words_are_as_long_as_words_that_people_speak_alone(clips: Path) 
 def test_clips_are_those_of_training(clips: Path, folders: tuple[Path, Path]) -> None:
     corpus = Corpus(clips)
     people = {name for name in corpus.speakers if name.startswith(PERSON)}
-    judging = digits_of(folders[1], "judging")
-    assert people == {f"{PERSON}{name}" for name in digits_of(folders[1], "training")}
+    judging = recordings_of(folders[1], "judging").digits
+    trained = recordings_of(folders[1], "training").digits
+    assert people == {CROWD} | {f"{PERSON}{name}" for name in trained}
     assert judging
     assert not people & {f"{PERSON}{name}" for name in judging}
+    crowd = [n for n, name in enumerate(corpus.speakers) if name == CROWD]
+    assert [corpus.exchange(n).question for n in crowd] == sorted(CROWD_WORDS)
     assert len(mixture.phrases_of(clips)) == len(QUESTIONS)
 
 
@@ -187,6 +199,19 @@ def test_joined_words_are_no_question_that_only_judges(clips: Path) -> None:
     assert 10 < refused < 80
     assert unclear
     assert bare
+
+
+def test_recorded_words_alone_are_refused_or_stop_an_answer(clips: Path) -> None:
+    bank = WordBank(Corpus(clips))
+    found: dict[str, set[str]] = {}
+    for number in range(400):
+        made = draw_splice(bank, Random(number), Changes()).exchange
+        if len(made.question.split()) == 1:
+            found.setdefault(made.question, set()).add(made.answer)
+    assert found["stop"] == {""}
+    others = [found[word] for word in ("cat", *DIGITS) if word in found]
+    assert others
+    assert all(answers == {UNKNOWN} for answers in others)
 
 
 def test_mixture_has_changed_phrases_and_joined_words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from training.domain import DIGITS
 from training.evaluation.material import Material, MissingError
 from training.sources.catalogue import SOURCES, Archive, Source, source_named
 from training.sources.fetching import FetchError, fetch_source, find_source, folder_of
-from training.sources.recordings import digits_of
+from training.sources.recordings import recordings_of
 
 CONTENT = b"package"
 APT = """#!/bin/sh
@@ -122,20 +122,37 @@ def record(folder: Path, *speakers: str) -> None:
 def test_speakers_are_for_training_or_for_judging(tmp_path: Path) -> None:
     record(tmp_path, "ann", "bob", "cid", "dan", "eva")
     (tmp_path / "README.md").touch()
-    judged, trained = digits_of(tmp_path, "judging"), digits_of(tmp_path, "training")
-    assert set(judged) == {"ann", "dan"}
-    assert set(trained) == {"bob", "cid", "eva"}
-    assert judged["ann"]["seven"] == [tmp_path / "7_ann_7.wav"]
+    judged, trained = recordings_of(tmp_path, "judging"), recordings_of(tmp_path, "training")
+    assert set(judged.digits) == {"ann", "dan"}
+    assert set(trained.digits) == {"bob", "cid", "eva"}
+    assert judged.digits["ann"]["seven"] == [tmp_path / "7_ann_7.wav"]
+    assert not judged.words
+
+
+def test_speakers_of_single_words_are_for_training_or_for_judging(tmp_path: Path) -> None:
+    for word, speakers in (("seven", "abcd"), ("stop", "bde"), ("_noise_", "ab")):
+        (tmp_path / word).mkdir()
+        for speaker in speakers:
+            (tmp_path / word / f"{speaker}_nohash_0.wav").touch()
+    (tmp_path / "seven" / "README.wav").touch()
+    judged, trained = recordings_of(tmp_path, "judging"), recordings_of(tmp_path, "training")
+
+    def speakers_of(takes: Mapping[str, list[Path]]) -> dict[str, str]:
+        return {word: "".join(path.name[0] for path in paths) for word, paths in takes.items()}
+
+    assert speakers_of(judged.words) == {"seven": "ad", "stop": "d"}
+    assert speakers_of(trained.words) == {"seven": "bc", "stop": "be"}
+    assert not judged.digits
 
 
 def test_folder_without_digits_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seven.wav").touch()
     with pytest.raises(UsageError, match=r"no file is named DIGIT_SPEAKER_NUMBER\.wav"):
-        digits_of(tmp_path, "judging")
+        recordings_of(tmp_path, "judging")
 
 
 def test_speaker_who_lacks_a_digit_is_named(tmp_path: Path) -> None:
     record(tmp_path, "ann", "bob")
     (tmp_path / "4_bob_4.wav").unlink()
     with pytest.raises(UsageError, match="bob never says four"):
-        digits_of(tmp_path, "judging")
+        recordings_of(tmp_path, "training")

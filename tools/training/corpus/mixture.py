@@ -21,21 +21,23 @@ from training.corpus.changing import Changes, send
 from training.corpus.clips import read_clip, trimmed
 from training.corpus.phrases import LIST
 from training.corpus.recording import CorpusPlan, changed, draw_recording, in_processes
-from training.corpus.splicing import PERSON, WordBank, draw_splice
+from training.corpus.splicing import CROWD, PERSON, WordBank, draw_splice
 from training.corpus.store import Corpus, Recorded, write_corpus
 from training.domain import Exchange, question_words
-from training.sources.recordings import digits_of
+from training.sources.recordings import recordings_of
 
-DIGIT = "digit"
-"""The kind of a recording that contains only one digit. It is no question."""
+WORD = "word"
+"""The kind of a recording that contains only one word. It is no question."""
 FEWEST_SAMPLES = 1600
+MOST_WORD_SAMPLES = 14_400
+"""A recording of one word that is longer after it was trimmed has loud noise around the word."""
 _VOICES = Changes(
     speed=(0.88, 1.16), length=(0.85, 1.7), moved=0.8, lengthened=0.5, narrow=0.35, telephone=0.12
 )
 _SPLICES = Changes(
     speed=(0.74, 1.24),
     tract=(0.85, 1.22),
-    length=(0.85, 2.3),
+    length=(0.85, 2.8),
     moved=0.8,
     lengthened=0.75,
     narrow=0.5,
@@ -60,11 +62,11 @@ class MixturePlan:
 
 
 def record_clips(folder: Path, phrases: Path | None, recordings: Path | None) -> None:
-    """Align and write the clips: phrases of the stage `speak`, and recordings of digits.
+    """Align and write the clips: phrases of the stage `speak`, and recordings of words.
 
     Raises UsageError if one of the folders has no list, or no recordings of training.
     """
-    write_corpus(folder, [*_phrases(phrases), *_digits(recordings)], question_words())
+    write_corpus(folder, [*_phrases(phrases), *_words(recordings)], question_words())
 
 
 def _phrases(folder: Path | None) -> Iterator[Recorded]:
@@ -80,15 +82,17 @@ def _phrases(folder: Path | None) -> Iterator[Recorded]:
             yield align(samples, Exchange(**entry["exchange"]), speaker)
 
 
-def _digits(folder: Path | None) -> Iterator[Recorded]:
+def _words(folder: Path | None) -> Iterator[Recorded]:
     if folder is None:
         return
-    for speaker, words in sorted(digits_of(folder, "training").items()):
-        for word, paths in sorted(words.items()):
+    found = recordings_of(folder, "training")
+    people = [(PERSON + name, takes) for name, takes in sorted(found.digits.items())]
+    for speaker, takes in (*people, (CROWD, found.words)):
+        for word, paths in sorted(takes.items()):
             for path in paths:
                 samples = trimmed(read_clip(path))
-                if len(samples) >= FEWEST_SAMPLES:
-                    yield align(samples, Exchange(DIGIT, word, ""), PERSON + speaker)
+                if FEWEST_SAMPLES <= len(samples) <= MOST_WORD_SAMPLES:
+                    yield align(samples, Exchange(WORD, word, ""), speaker)
 
 
 def record_mixture(folder: Path, clips: Path, plan: MixturePlan, *, processes: int = 1) -> None:
@@ -141,4 +145,4 @@ def _bank(folder: Path) -> WordBank:
 def phrases_of(folder: Path) -> Sequence[int]:
     """Return the numbers of the clips that are whole questions."""
     corpus = _clips(folder)
-    return [number for number in range(len(corpus)) if corpus.exchange(number).kind != DIGIT]
+    return [number for number in range(len(corpus)) if corpus.exchange(number).kind != WORD]

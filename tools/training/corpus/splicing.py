@@ -1,11 +1,12 @@
 """Joins questions from words of different takes and voices.
 
-Recordings of people have only digits: the other words of a question come from synthesised voices.
+Recordings of people have only digits and a few other words: the other words of a question come from
+synthesised voices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -15,11 +16,17 @@ from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
 from training.corpus.changing import Changes, VoiceChange, draw_length, draw_voice_change
 from training.corpus.store import Corpus, Recorded
-from training.domain import TRAINED_WORDS, UNKNOWN, Exchange, draw_exchange
+from training.domain import DIGITS, STOPS, TRAINED_WORDS, UNKNOWN, Exchange, draw_exchange
 
 PERSON = "person:"
-"""Prefix of the names of speakers whose digits are recordings."""
-_PERSON_SHARE = 0.75
+"""Prefix of the names of speakers whose words are recordings."""
+CROWD = PERSON
+"""The name of many speakers together, of whom each says only a few words."""
+_PERSON_SHARE, _CROWD_SHARE = 0.75, 0.6
+"""Share of questions with recorded words, and of these with words of many speakers."""
+_LONE_SHARE, _STOP_SHARE = 0.05, 0.6
+"""Share of questions that are one recorded word, and of these that are "stop"; all others are
+refused."""
 _SHUFFLED_SHARE, _OTHER_SHARE = 0.08, 0.16
 _BARE_SHARE = 0.2
 """Share of the digits to repeat that come without a verb: the model refuses them."""
@@ -86,18 +93,9 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
     numbers = np.random.default_rng(chance.getrandbits(60))
     person: dict[str, list[Piece]] = {}
     if bank.people and chance.random() < _PERSON_SHARE:
-        person = bank.people[chance.choice(sorted(bank.people))]
-    while True:
-        if chance.random() < _OTHER_SHARE:
-            words = _other_words(chance, [*person, *bank.synthesised])
-            exchange = Exchange("unknown", " ".join(words), UNKNOWN)
-            break
-        exchange = draw_exchange(chance, TRAINED_WORDS)
-        if person and exchange.kind not in _SPOKEN:
-            continue
-        words = exchange.question.split()
-        if all(word in person or word in bank.synthesised for word in words):
-            break
+        person = _draw_person(bank, chance)
+    exchange = _draw_question(bank, person, chance)
+    words = exchange.question.split()
     if exchange.answer != UNKNOWN and (others := _no_question(exchange.kind, words, chance)):
         words, exchange = others, Exchange("unknown", " ".join(others), UNKNOWN)
     own, other = draw_voice_change(changes, numbers), draw_voice_change(changes, numbers)
@@ -109,10 +107,10 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
         voice, power = (own, 0.5) if word in person else (other, 1.0)
         change = replace(voice, length=draw_length(changes, numbers) ** power)
         parts.append(_changed(samples, marks, change))
-    digits = [place for place, word in enumerate(words) if word in person]
+    digits = [place for place, word in enumerate(words) if word in person and word in DIGITS]
     if exchange.answer != UNKNOWN and digits and chance.random() < _UNCLEAR_SHARE:
         place = chance.choice(digits)
-        names = sorted({*person} - {words[place]})
+        names = sorted({*person} & {*DIGITS} - {words[place]})
         if names:
             samples, _ = bank.cut(chance.choice(person[chance.choice(names)]))
             first, marks = parts[place]
@@ -121,6 +119,36 @@ def draw_splice(bank: WordBank, chance: Random, changes: Changes) -> Recorded:
             exchange = Exchange("unknown", " ".join(words), UNKNOWN)
     gaps = [chance.uniform(*_GAP_S) for _ in parts]
     return _joined(exchange, words, parts, gaps)
+
+
+def _draw_person(bank: WordBank, chance: Random) -> dict[str, list[Piece]]:
+    """Draw whose recorded words a question has."""
+    if CROWD in bank.people and chance.random() < _CROWD_SHARE:
+        return bank.people[CROWD]
+    return bank.people[chance.choice(sorted({*bank.people} - {CROWD}) or [CROWD])]
+
+
+def _draw_question(bank: WordBank, person: Mapping[str, object], chance: Random) -> Exchange:
+    """Draw a question whose words are those of a person, or synthesised."""
+    if person and chance.random() < _LONE_SHARE:
+        return _lone_word(chance, person)
+    while True:
+        if chance.random() < _OTHER_SHARE:
+            words = _other_words(chance, [*person, *bank.synthesised])
+            return Exchange("unknown", " ".join(words), UNKNOWN)
+        exchange = draw_exchange(chance, TRAINED_WORDS)
+        if person and exchange.kind not in _SPOKEN:
+            continue
+        if all(word in person or word in bank.synthesised for word in exchange.question.split()):
+            return exchange
+
+
+def _lone_word(chance: Random, person: Collection[str]) -> Exchange:
+    """Draw a question of one word: a request to stop, or what the model refuses."""
+    stops = [word for word in STOPS if word in person]
+    if stops and chance.random() < _STOP_SHARE:
+        return Exchange("stop", chance.choice(stops), "")
+    return Exchange("unknown", chance.choice(sorted({*person} - {*STOPS})), UNKNOWN)
 
 
 def _mixed(first: FloatArray, second: FloatArray) -> FloatArray:

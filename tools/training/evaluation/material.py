@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NoReturn
 
 from duplane.tools.command import CommandError
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
@@ -18,7 +18,7 @@ from training.corpus.clips import kept_clip, read_clip, resample, trimmed
 from training.corpus.recording import resampled, synthesise
 from training.corpus.voices import draw_speaker
 from training.sources.fetching import find_source
-from training.sources.recordings import Digits, digits_of
+from training.sources.recordings import Recordings, Takes, recordings_of
 from training.sources.room_files import read_room, rooms_of
 
 Engine = Literal["espeak", "flite", "festival", "kokoro"]
@@ -53,8 +53,8 @@ class MissingError(CommandError):
 class Material:
     """Finds and speaks the material. `cache` has the sources and keeps slow synthesis.
 
-    `recordings` is a folder of spoken digits. The methods raise MissingError, which names what is
-    missing.
+    `recordings` is a folder of words that people speak. The methods raise MissingError, which names
+    what is missing.
     """
 
     cache: Path
@@ -95,14 +95,21 @@ class Material:
             raise MissingError(f"the source {name} is not fetched")
         return folder
 
-    def digits(self) -> Digits:
-        """Return the recordings of digits by speakers that training must not hear."""
+    def digits(self) -> Mapping[str, Takes]:
+        """Return the digits of each speaker whom training must not hear."""
+        return self._recorded().digits or _missing("no digits of one speaker")
+
+    def words(self) -> Takes:
+        """Return words of many speakers whom training must not hear."""
+        return self._recorded().words or _missing("no words of many speakers")
+
+    def _recorded(self) -> Recordings:
         if self.recordings is None:
             raise MissingError("no --recordings are named")
-        return digits_of(self.recordings, "judging")
+        return recordings_of(self.recordings, "judging")
 
     def take(self, path: Path) -> FloatArray:
-        """Return one recording of a digit."""
+        """Return one recording of a word."""
         return trimmed(read_clip(path))
 
     def say(self) -> FloatArray:
@@ -132,6 +139,10 @@ class Material:
         if not found:
             raise MissingError("the source rooms is not fetched")
         return read_room(found[name])
+
+
+def _missing(what: str) -> NoReturn:
+    raise MissingError(f"the recordings have {what}")
 
 
 def _at_input_rate(samples: FloatArray, rate: int) -> FloatArray:

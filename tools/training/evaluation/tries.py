@@ -203,14 +203,36 @@ def _exchange(chance: Random, kind: str) -> Exchange:
 
 
 def _people_repeat(material: Material, number: int, chance: Random) -> Try:
-    takes = _takes(material, number, chance)
+    return _repeated(material, _takes(material, number, chance), chance)
+
+
+def _many_people_repeat(material: Material, number: int, chance: Random) -> Try:
+    """Each digit is that of another speaker."""
+    del number
+    return _repeated(material, _many_takes(material, chance), chance)
+
+
+def _repeated(material: Material, takes: Voice, chance: Random) -> Try:
     exchange = _exchange(chance, "repeat")
     clips = [material.say(), *(takes(word) for word in exchange.answer.split())]
     return asked("repeat", _splice(clips, chance), (exchange.answer,), chance)
 
 
+def _many_takes(material: Material, chance: Random) -> Voice:
+    words = material.words()
+    return lambda word: material.take(chance.choice(words[word]))
+
+
 def _people_sum(material: Material, number: int, chance: Random) -> Try:
-    takes = _takes(material, number, chance)
+    return _summed(material, _takes(material, number, chance), chance)
+
+
+def _many_people_sum(material: Material, number: int, chance: Random) -> Try:
+    del number
+    return _summed(material, _many_takes(material, chance), chance)
+
+
+def _summed(material: Material, takes: Voice, chance: Random) -> Try:
     exchange = _exchange(chance, "add")
     first, _, second, *_ = exchange.answer.split()
     clips = [takes(first), material.woman("letters/plus"), takes(second)]
@@ -270,18 +292,21 @@ def _breath(material: Material, number: int, chance: Random) -> Try:
     return asked("two", speech, tuple(one.answer for one in both), chance)
 
 
-def _interruptions(*, is_stop: bool) -> Callable[[Material, int, Random], Try]:
-    """Interrupt the longest counts, which last three units."""
+def _interruptions(
+    *, is_stop: bool, are_people: bool = False
+) -> Callable[[Material, int, Random], Try]:
+    """Interrupt the longest counts, which last three units; with "stop" by people if so."""
 
     def draw(material: Material, number: int, chance: Random) -> Try:
         del number
         voice = material.voice("espeak", chance)
+        takes = _many_takes(material, chance) if are_people else None
         last = chance.choice((9, 10))
         answer = " ".join(NUMBERS[1 : last + 1])
         alone = asked("count", voice(f"count to {NUMBERS[last]}"), (answer,), chance)
         begin_s = alone.first_unit + chance.uniform(*_BEGUN_S)
         text = chance.choice(STOPS) if is_stop else _question(chance).question
-        speech = _level(voice(text), 0.1)
+        speech = _level(voice(text) if takes is None else takes(STOPS[0]), 0.1)
         noticed = math.ceil(begin_s + NOTICED_S + LAG_S - 1.0)
         sound = alone.given.samples.copy()
         start = int(begin_s * INPUT_SAMPLE_RATE)
@@ -319,6 +344,8 @@ def rows() -> Iterator[Row]:
     yield Row("Kokoro, neural voices", "answers", _engines("kokoro"))
     yield Row("people: digits repeated", "answers", _people_repeat)
     yield Row("people: sums", "answers", _people_sum)
+    yield Row("many people: digits repeated", "answers", _many_people_repeat)
+    yield Row("many people: sums", "answers", _many_people_sum)
     yield Row("one woman: sums", "answers", _woman_sum)
     yield Row("people: phrases of the domain", "answers", _people_phrase)
     yield Row("people: sentences to refuse", "answers", _people_other)
@@ -328,5 +355,8 @@ def rows() -> Iterator[Row]:
     yield Row("questions in a room at 10 dB", "answers", _in_a_room)
     yield Row("two questions in one breath", "answers", _breath)
     yield Row("told to stop", "interruptions", _interruptions(is_stop=True))
+    yield Row(
+        "told to stop by people", "interruptions", _interruptions(is_stop=True, are_people=True)
+    )
     yield Row("interrupted by a question", "interruptions", _interruptions(is_stop=False))
     yield Row("rooms alone", "quiet", _room_alone)
