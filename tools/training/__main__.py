@@ -47,7 +47,8 @@ class Sources:
     recordings: ExistingDirectory | None = None
     """Folder of words that people speak: DIGIT_SPEAKER_NUMBER.wav, as in the
     free-spoken-digit-dataset, or WORD/SPEAKER_nohash_NUMBER.wav, as in Speech Commands. Every third
-    speaker only judges. Give the credit that their licences ask for."""
+    speaker only judges. Its folder "other" may have sentences of people, for crowds. Give the
+    credit that their licences ask for."""
     cache: Path | None = None
     """Folder with the packages that `fetch` fetched: recordings of rooms are noises."""
     splices: NonNegativeInt = 14_000

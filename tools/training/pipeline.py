@@ -20,7 +20,9 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.answers import Spoken, speak_answer
+from training.corpus.clips import read_clip, trimmed
 from training.corpus.mixture import MixturePlan, record_clips, record_mixture
+from training.corpus.rooms import normalise
 from training.corpus.store import NOISES, Corpus, write_noises
 from training.dimensions import CODES, default_config
 from training.domain import DIGITS, all_answers
@@ -29,6 +31,7 @@ from training.listener.noises import record_noises
 from training.listener.processes import BANK, CORPUS, train_listener
 from training.listener.starting import vocoder_of
 from training.listener.training import ListenerPlan
+from training.sources.recordings import recordings_of
 from training.sources.room_files import read_room, rooms_of
 from training.torch_calls import digest_of, load_tensors, save_tensors
 from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
@@ -41,7 +44,7 @@ from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from training.voice.vocoder import build_vocoder, train_vocoder
 
 CLIPS, PLAN, TABLE, VOCODER, TALKER = "clips", "plan.json", "table.pt", "vocoder.pt", "talker.pt"
-NOISE_COUNT = 60
+NOISE_COUNT = 90
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
     "head_steps": 40,
@@ -196,7 +199,11 @@ def _corpus(workspace: Path, plan: TrainingPlan) -> None:
         print_progress("mixing rooms and voices")
         found = {} if plan.rooms is None else rooms_of(Path(plan.rooms), "training")
         rooms = [read_room(path) for path in found.values()]
-        write_noises(corpus, record_noises(rooms, Corpus(corpus), plan.seed, NOISE_COUNT))
+        people = path_of(plan.recordings)
+        spoken = [] if people is None else recordings_of(people, "training").sentences
+        sentences = [normalise(trimmed(read_clip(path))) for path in spoken]
+        noises = record_noises(rooms, Corpus(corpus), plan.seed, NOISE_COUNT, sentences)
+        write_noises(corpus, noises)
 
 
 def print_progress(text: str) -> None:

@@ -28,7 +28,7 @@ from training.corpus.splicing import CROWD, PERSON, UNCLEAR, WordBank, draw_spli
 from training.corpus.store import Corpus, Recorded
 from training.corpus.voices import Speaker
 from training.domain import DIGITS, TRAINED_WORDS, UNKNOWN, Exchange, draw_near, is_held_out
-from training.listener.noises import record_noises
+from training.listener.noises import NOISE_SECONDS, record_noises
 from training.sources.recordings import recordings_of
 from training.sources.room_files import HELD_OUT_ROOMS, ROOMS, TRAINED_ROOMS
 
@@ -264,3 +264,17 @@ def test_noises_are_of_rooms_that_training_may_use(clips: Path) -> None:
     made = record_noises([tones([(500.0, 1.0)])], Corpus(clips), seed=1, count=1)
     assert len(made) == 2
     assert [float(np.square(one).mean()) for one in made] == pytest.approx([1.0, 1.0], rel=1e-3)
+
+
+def test_crowds_have_people_who_say_recorded_sentences(clips: Path) -> None:
+    sentence = tones([(3000.0, 1.0)])
+    corpus = Corpus(clips)
+    at = np.fft.rfftfreq(16_000 * NOISE_SECONDS, 1 / RATE)
+    is_high = (at > 3000.0 * 0.7) & (at < 3000.0 * 1.45)
+
+    def share(sentences: list[FloatArray]) -> float:
+        (made,) = record_noises([], corpus, seed=1, count=1, sentences=sentences)
+        power = np.square(np.abs(np.fft.rfft(made)))
+        return float(power[is_high].sum() / power.sum())
+
+    assert share([sentence]) > 10 * share([])

@@ -23,6 +23,8 @@ _TALKER_SPEEDS = (0.75, 1.4)
 _BACKWARD_SHARE, _NEAR_SHARE = 0.4, 0.3
 """Share of talkers whose sound runs backward, since a crowd says more than the words of the corpus,
 and of crowds that are near, so that their voices are louder than their echo."""
+_PERSON_SHARE = 0.6
+"""Share of talkers who say recorded sentences."""
 _SWELL_S = (0.3, 3.0)
 """Seconds in which a talker becomes louder or quieter."""
 _SIZE = NOISE_SECONDS * INPUT_SAMPLE_RATE
@@ -52,9 +54,16 @@ class NoiseBank:
 
 
 def record_noises(
-    rooms: Sequence[FloatArray], corpus: Corpus, seed: int, count: int
+    rooms: Sequence[FloatArray],
+    corpus: Corpus,
+    seed: int,
+    count: int,
+    sentences: Sequence[FloatArray] = (),
 ) -> list[FloatArray]:
-    """Make `count` noises from recordings of rooms, and as many of talkers in the corpus."""
+    """Make `count` noises from recordings of rooms, and as many of crowds.
+
+    The talkers of a crowd say utterances of the corpus, and `sentences`.
+    """
     made: list[FloatArray] = []
     for number in range(count):
         chance = np.random.default_rng([seed, 78, number])
@@ -63,19 +72,25 @@ def record_noises(
             start = int(chance.integers(len(room)))
             part = np.resize(np.concatenate((room[start:], room[:start])), _SIZE)
             made.append(_levelled(colour(part, chance)))
-        made.append(_babble(corpus, chance))
+        made.append(_babble(corpus, sentences, chance))
     return made
 
 
-def _babble(corpus: Corpus, chance: np.random.Generator) -> FloatArray:
+def _babble(
+    corpus: Corpus, sentences: Sequence[FloatArray], chance: np.random.Generator
+) -> FloatArray:
     """Mix talkers of different loudness, who speak without a pause in a room."""
     mixed = np.zeros(_SIZE, np.float32)
     is_distant = chance.random() >= _NEAR_SHARE
     for _ in range(int(chance.integers(*_TALKERS))):
         parts: list[FloatArray] = []
+        is_person = bool(sentences) and chance.random() < _PERSON_SHARE
         speed = chance.uniform(*_TALKER_SPEEDS) * INPUT_SAMPLE_RATE
         while sum(map(len, parts)) < _SIZE:
-            clip = corpus[int(chance.integers(len(corpus)))].samples
+            if is_person:
+                clip = sentences[int(chance.integers(len(sentences)))]
+            else:
+                clip = corpus[int(chance.integers(len(corpus)))].samples
             parts.append(resample(clip, speed, INPUT_SAMPLE_RATE))
             parts.append(np.zeros(int(chance.uniform(0.0, 0.6) * INPUT_SAMPLE_RATE), np.float32))
         voice = np.roll(np.concatenate(parts)[:_SIZE], int(chance.integers(_SIZE)))

@@ -2,14 +2,15 @@
 
 A folder has files DIGIT_SPEAKER_NUMBER.wav, as the free-spoken-digit-dataset, folders
 WORD/SPEAKER_nohash_NUMBER.wav, as Speech Commands, or both. Every third speaker by name is for the
-evaluation, the others are for training.
+evaluation, the others are for training. The folder "other" may have sentences of people, for the
+crowds of training.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from duplane.tools.command import UsageError
@@ -22,6 +23,7 @@ CREDIT = (
     "Commands by Pete Warden is CC BY 4.0: https://arxiv.org/abs/1804.03209"
 )
 HELD_OUT_STRIDE = 3
+OTHER = "other"
 _DIGIT = re.compile(r"([0-9])_([^_]+)_[0-9]+\.wav")
 _WORD, _TAKE = re.compile(r"[a-z]+"), re.compile(r"([0-9a-f]+)_nohash_[0-9]+\.wav")
 
@@ -38,6 +40,8 @@ class Recordings:
 
     digits: Mapping[str, Takes]
     words: Takes
+    sentences: list[Path] = field(default_factory=list[Path])
+    """Sentences of people that are no questions. None of them judges."""
 
 
 def recordings_of(folder: Path, purpose: Purpose) -> Recordings:
@@ -60,7 +64,8 @@ def recordings_of(folder: Path, purpose: Purpose) -> Recordings:
     for _, takes in sorted(words.items()):
         for word, paths in takes.items():
             together.setdefault(word, []).extend(paths)
-    return Recordings(digits, together)
+    sentences = sorted((folder / OTHER).glob("*.wav")) if purpose == "training" else []
+    return Recordings(digits, together, sentences)
 
 
 def _digit_files(folder: Path) -> Iterator[tuple[str, str, Path]]:
