@@ -54,8 +54,8 @@ class Sources:
     splices: NonNegativeInt = 14_000
     """Questions that are joined from words of phrases and recordings."""
     start: ExistingDirectory | None = None
-    """Checkpoint directory of a default model: the listener begins with its weights, and the
-    vocoder stays."""
+    """Checkpoint directory of a default model: the listener begins with its weights, and all other
+    parts stay."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of a `TrainingPlan`."""

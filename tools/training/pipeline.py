@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
+from duplane.worker.models.minicpm_o.vision.siglip import VisionConfig
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.answers import Spoken, speak_answer
 from training.corpus.clips import read_clip, trimmed
@@ -29,12 +30,18 @@ from training.domain import DIGITS, all_answers
 from training.export import write_checkpoint
 from training.listener.noises import record_noises
 from training.listener.processes import BANK, CORPUS, train_listener
-from training.listener.starting import vocoder_of
+from training.listener.starting import TALKER, VISION, tensors_of, vocoder_of
 from training.listener.training import ListenerPlan
 from training.sources.recordings import recordings_of
 from training.sources.room_files import read_room, rooms_of
 from training.torch_calls import digest_of, load_tensors, save_tensors
-from training.vision.stage import BANK_PICTURES, BANK_VARIANTS, encode_bank, train_tower
+from training.vision.stage import (
+    BANK_PICTURES,
+    BANK_VARIANTS,
+    RULES,
+    encode_bank,
+    train_tower,
+)
 from training.vision.tower import TowerPlan
 from training.vision.views import save_bank
 from training.vocabulary import Vocabulary, build_tokenizer
@@ -43,7 +50,8 @@ from training.voice.phrases import draw_phrases, held_out_answers
 from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from training.voice.vocoder import build_vocoder, train_vocoder
 
-CLIPS, PLAN, TABLE, VOCODER, TALKER = "clips", "plan.json", "table.pt", "vocoder.pt", "talker.pt"
+CLIPS, PLAN = "clips", "plan.json"
+TABLE, VOCODER, TALKER_FILE = "table.pt", "vocoder.pt", "talker.pt"
 NOISE_COUNT = 90
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
@@ -69,7 +77,7 @@ class TrainingPlan:
 
     `phrases_folder` has the phrases of the stage "speak", `recordings` has words that people
     speak, `rooms` has recordings of rooms; each may be absent. The listener begins with the weights
-    of the checkpoint `start`, whose codec and vocoder stay, or with random weights.
+    of the checkpoint `start`, whose other parts stay, or with random weights.
     """
 
     seed: int = 1
@@ -121,10 +129,13 @@ def train_checkpoint(
     print_progress(f"corpus: digest {digest_of_files(workspace / CORPUS)}")
     if until == "corpus":
         return
-    answers = _speak_answers()
     start = path_of(plan.start)
-    vocoder = _vocoder(workspace, answers, plan) if start is None else vocoder_of(start)
-    talker = _talker(run, answers, vocoder.table)
+    if start is None:
+        answers = {text: speak_answer(text) for text in all_answers()}
+        vocoder = _vocoder(workspace, answers, plan)
+        talker = _talker(run, answers, vocoder.table)
+    else:
+        vocoder, talker = vocoder_of(start), tensors_of(start, TALKER, run.tokenizer)
     print_progress(f"talker: digest {digest_of(talker)}")
     if until == "talker":
         return
@@ -140,20 +151,21 @@ def train_checkpoint(
 
 
 def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
-    """Train the vision tower and encode pictures for the listener, or load the tower."""
+    """Train the vision tower, or load it; encode pictures for the listener."""
     workspace.mkdir(parents=True, exist_ok=True)
-    tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
-    vision = train_tower(workspace, default_config(build_tokenizer()), tower, print_progress)
+    tokenizer = build_tokenizer()
+    config = default_config(tokenizer)
+    if plan.start is None:
+        tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
+        vision = train_tower(workspace, config, tower, print_progress)
+    else:
+        vision = Vision(VisionConfig.from_json(config), RULES)
+        vision.load_state_dict(tensors_of(Path(plan.start), VISION, tokenizer))
     if not (workspace / BANK).exists():
         print_progress("encoding pictures")
         bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)
         save_bank(bank, workspace / BANK)
     return vision
-
-
-def _speak_answers() -> dict[str, Spoken]:
-    print_progress("speaking the answers")
-    return {text: speak_answer(text) for text in all_answers()}
 
 
 def digest_of_files(folder: Path) -> str:
@@ -246,7 +258,7 @@ def _coded(answers: Mapping[str, Spoken], table: Tensor) -> dict[str, CodedAnswe
 
 def _talker(run: Run, answers: Mapping[str, Spoken], table: Tensor) -> dict[str, Tensor]:
     """Train the talker, or load it; return its tensors with their names in the checkpoint."""
-    path, plan = run.workspace / TALKER, run.plan
+    path, plan = run.workspace / TALKER_FILE, run.plan
     if not path.exists():
         print_progress("training the talker")
         coded = _coded(answers, table)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from support.training import fake_corpus
 
+from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from training.corpus.store import Corpus
-from training.listener.processes import CORPUS
-from training.pipeline import TrainingPlan, digest_of_files, listener_plan, train_checkpoint
+from training.listener.processes import BANK, CORPUS
+from training.pipeline import (
+    TrainingPlan,
+    digest_of_files,
+    listener_plan,
+    train_checkpoint,
+    train_vision,
+)
+from training.torch_calls import load_weights
 
 
 def test_a_stage_is_a_run_of_its_own_that_later_runs_keep(
@@ -56,3 +65,14 @@ def test_workspace_of_another_plan_is_refused(
             train_checkpoint(tmp_path / "made", tmp_path, TrainingPlan(seed=5))
     with pytest.raises(RuntimeError, match="has other settings; use another workspace"):
         train_checkpoint(tmp_path / "made", tmp_path, TrainingPlan(seed=6))
+
+
+def test_a_checkpoint_keeps_its_tower_in_further_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.pipeline.BANK_PICTURES", 2)
+    vision = train_vision(tmp_path, TrainingPlan(start=str(DEFAULT_CHECKPOINT)))
+    kept = load_weights(DEFAULT_CHECKPOINT / "model.safetensors")
+    for name, value in vision.state_dict().items():
+        assert torch.equal(value, kept[name].float()), name
+    assert (tmp_path / BANK).exists()

@@ -20,9 +20,10 @@ from training.torch_calls import load_weights
 
 TOKENIZER_FILE = "tokenizer.json"
 LISTENER = ("llm.", "apm.", "audio_projection_layer.")
+TALKER, VISION = ("tts.",), ("vpm.", "resampler.")
 ADDED = "apm.layers."
 OUTPUTS = tuple(f"{layer}.{kind}" for layer in ("out_proj", "fc2") for kind in ("weight", "bias"))
-TABLES = ("llm.model.embed_tokens.weight", "llm.lm_head.weight")
+TABLES = ("llm.model.embed_tokens.weight", "llm.lm_head.weight", "tts.emb_text.weight")
 
 
 def moved_table(table: Tensor, before: Tokenizer, after: Tokenizer) -> Tensor:
@@ -42,23 +43,22 @@ def moved_table(table: Tensor, before: Tokenizer, after: Tokenizer) -> Tensor:
     return made
 
 
-def listener_of(
-    directory: Path, tokenizer: Tokenizer, drawn: Mapping[str, Tensor]
+def tensors_of(
+    directory: Path, prefixes: tuple[str, ...], tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
-    """Return the listener's tensors of a checkpoint with one file of weights, with their names.
+    """Return tensors of a checkpoint with one file of weights: those with names that begin so.
 
-    The rows of its tables have the order of `tokenizer`. Layers that it lacks come from `drawn` as
-    in `with_new_layers`. Raises OSError.
+    The rows of its tables have the order of `tokenizer`. Raises OSError.
     """
     before = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
     found = {
         name: value.float()
         for name, value in load_weights(directory / SINGLE_FILE).items()
-        if name.startswith(LISTENER)
+        if name.startswith(prefixes)
     }
-    for name in TABLES:
+    for name in found.keys() & {*TABLES}:
         found[name] = moved_table(found[name], before, tokenizer)
-    return with_new_layers(found, drawn)
+    return found
 
 
 def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
