@@ -382,16 +382,18 @@ class CaptureError(Exception):
 class _PlayedGraph:
     """Replaces `graph.Graph`. A copy or a wait during capture is an error.
 
-    A replay calls the function again.
+    What the first call copies once for all calls is no error. A replay calls the function again.
     """
 
     pool = None
 
     def __init__(self, border: Border, call: Callable[[], None]) -> None:
-        call()
         border.is_capturing = True
         try:
-            call()
+            try:
+                call()
+            except DeviceError:
+                call()
         except DeviceError as error:
             raise CaptureError(str(error)) from error
         finally:
