@@ -71,6 +71,7 @@ class LaunchCount(TorchDispatchMode):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch
         self._watch = watch
         self._is_paused = False
+        self._without_parts = {*WHOLE}
         self.launches: defaultdict[Stage | None, int] = defaultdict(int)
 
     def __torch_dispatch__(
@@ -79,11 +80,12 @@ class LaunchCount(TorchDispatchMode):
         named = kwargs or {}
         if self._is_paused:
             return func(*args, **named)
-        if func not in WHOLE:
+        if func not in self._without_parts:
             with self:
                 result = func.decompose(*args, **named)
             if result is not NotImplemented:
                 return result
+            self._without_parts.add(func)
         self.launches[self._watch.running] += not (func.is_view or func in FREE)
         return func(*args, **named)
 
