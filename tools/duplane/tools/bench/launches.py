@@ -126,13 +126,18 @@ def attend_to_pages(
         slots, starts, tile, most = slots[tile], packed, packed, 1
     rows = starts[:, None] + torch.arange(most, device=device)
     rows = rows.clamp_(max=len(queries) - 1)  # a tile may not be full
-    columns = torch.arange(pages.slot_rows, device=device)
-    places = pages.rows_at(slots[:, None], columns)
-    is_seen = columns <= positions[rows][..., None]
+    is_seen = torch.arange(pages.slot_rows, device=device) <= positions[rows][..., None]
+    numbers = pages.table[slots].flatten()
+
+    def contexts(pool: Tensor) -> Tensor:
+        read = pool.view(heads, -1, pages.page_rows, pool.shape[2]).index_select(1, numbers)
+        return read.view(heads, len(slots), pages.slot_rows, -1).transpose(0, 1)
+
     own = queries[rows].view(*rows.shape, heads, group, -1).permute(0, 2, 3, 1, 4)
     attended = functional.scaled_dot_product_attention(
         own.flatten(2, 3),
-        *(pool[:, places].transpose(0, 1) for pool in (keys, values)),
+        contexts(keys),
+        contexts(values),
         attn_mask=is_seen.repeat(1, group, 1)[:, None],
     )
     attended = attended.view(own.shape).permute(0, 3, 1, 2, 4)
