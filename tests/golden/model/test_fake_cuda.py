@@ -165,14 +165,16 @@ def take_turns(model: DuplexModel) -> list[Any]:
 PLAYS = {"duplex": converse, "chats": chat, "half duplex": take_turns}
 
 
-def load(checkpoint: Path, device: str = DEVICE, dtype: str = "float32") -> DuplexModel:
+def load(
+    checkpoint: Path, device: str = DEVICE, dtype: str = "float32", *, cuda_graphs: bool = False
+) -> DuplexModel:
     return DuplexModel.load(
         checkpoint,
         slot_count=SLOTS,
         context_capacity=768,
         device=device,
         dtype=dtype,
-        cuda_graphs=dtype == "float32",
+        cuda_graphs=cuda_graphs,
     )
 
 
@@ -181,7 +183,7 @@ def pair(speaking_checkpoint: Path) -> tuple[DuplexModel, DuplexModel]:
     """Return the same model on the CPU and on the fake device."""
     here = load(speaking_checkpoint, "cpu")
     with elsewhere():
-        return here, load(speaking_checkpoint)
+        return here, load(speaking_checkpoint, cuda_graphs=True)
 
 
 UPLOADS = {"transfer.py upload", "transfer.py refill"}

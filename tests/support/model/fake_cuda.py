@@ -13,11 +13,11 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,9 +35,10 @@ from duplane.worker.models.minicpm_o.llm import operations
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 DEVICE = "cuda:0"
+THERE, HERE = torch.device(DEVICE), torch.device("cpu")
 WORKER = f"{Path('duplane', 'worker')}/"
 
-aten = torch.ops.aten
+_PLACE = torch.ops.prim.device.default
 # These operations may copy between host and device, in either direction.
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::copy"}
 # These operations accept indices on the host: CUDA copies the indices, and the host waits.
@@ -60,7 +61,10 @@ PLACED = {
     *(getattr(Tensor, name) for name in ("to", "cpu", "cuda", "is_cuda", "is_cpu")),
     cast("Any", Tensor.device).__get__,
 }
-PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "addmv", "mv", "dot"}
+PRODUCTS = {
+    f"aten::{name}"
+    for name in ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "addmv", "mv", "dot")
+}
 
 
 class Way(Enum):
@@ -107,7 +111,7 @@ class Elsewhere(Tensor):
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
-            device=torch.device("cpu"),
+            device=HERE,
             dispatch_device=True,
         )
         made._inside = inner
@@ -137,8 +141,8 @@ class Elsewhere(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:
-            return torch.device("cpu" if _thread.seems_here else DEVICE)
+        if func is _PLACE:
+            return HERE if _thread.seems_here else THERE
         raise DeviceError(f"{func}: a tensor of the device is used outside of elsewhere()")
 
 
@@ -151,31 +155,50 @@ def _truly_placed() -> Iterator[None]:
         _thread.seems_here = before
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in cast("list[Any]", value):
-            yield from _tensors(one)
+@dataclass(frozen=True)
+class _Operation:
+    """What an operation of torch does, as far as it matters between host and device."""
+
+    name: str
+    takes_scalars: bool
+    """Whether tensors without dimensions may be on the host."""
+    is_mutable: bool
+    """Whether the operation changes one of its arguments."""
+
+    @staticmethod
+    @cache
+    def of(func: Any) -> _Operation:
+        name = func._schema.name
+        takes_scalars = torch.Tag.pointwise in func.tags or name in INDEXED or "fill" in name
+        return _Operation(name, takes_scalars, func._schema.is_mutable)
 
 
-def _inside(value: Any) -> Any:
-    """Return `value` with each wrapper replaced by its inner tensor."""
+def _inside(value: Any, there: list[Elsewhere], here: list[Tensor]) -> Any:
+    """Return `value` with each wrapper replaced by its inner tensor.
+
+    Adds the wrappers to `there`, and the other tensors to `here`.
+    """
     if isinstance(value, Elsewhere):
+        there.append(value)
         return value._inside
-    if isinstance(value, list | tuple):
-        return type(value)(_inside(one) for one in cast("list[Any]", value))
+    if isinstance(value, Tensor):
+        here.append(value)
+    elif isinstance(value, list | tuple):
+        return [_inside(one, there, here) for one in cast("list[Any]", value)]
     return value
 
 
-def _outside(value: Any, known: dict[int, Elsewhere]) -> Any:
-    """Return `value` with each tensor wrapped; reuse the wrapper in `known` if there is one."""
+def _outside(value: Any, there: Sequence[Elsewhere]) -> Any:
+    """Return `value` with each tensor wrapped; reuse the wrapper in `there` if there is one."""
     if isinstance(value, Tensor):
         if value.device.type == "meta":
             return value
-        return known[id(value)] if id(value) in known else Elsewhere(value)
+        for wrapper in there:
+            if wrapper._inside is value:
+                return wrapper
+        return Elsewhere(value)
     if isinstance(value, list | tuple):
-        return tuple(_outside(one, known) for one in cast("list[Any]", value))
+        return tuple(_outside(one, there) for one in cast("list[Any]", value))
     return value
 
 
@@ -225,50 +248,53 @@ class Border(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:
-            return args[0].__torch_dispatch__(func, types, args)
+        if func is _PLACE:
+            return Elsewhere.__torch_dispatch__(func, types, args)
         given: dict[str, Any] = kwargs or {}
-        name: str = func._schema.name
-        if name == "aten::to":  # `decompose` reduces its overloads
+        operation = _Operation.of(func)
+        if operation.name == "aten::to":  # `decompose` reduces its overloads
             args, given = tree_map_only(torch.device, _with_index, (args, given))
             with self, _truly_placed():
                 return func.decompose(*args, **given)
-        tensors = list(_tensors((args, *given.values())))
-        is_there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
-        place = given.get("device")
-        goes_there = is_there if place is None else torch.device(place).type == "cuda"
-        if not is_there and not goes_there:
-            return func(*args, **{key: given[key] for key in given if key != "pin_memory"})
-        self._check(func, name, args, given, tensors, is_there=is_there, goes_there=goes_there)
+        there: list[Elsewhere] = []
+        here: list[Tensor] = []
+        inside = [_inside(value, there, here) for value in args]
+        named = {
+            name: _inside(value, there, here)
+            for name, value in given.items()
+            if name != "pin_memory"
+        }
+        place = named.get("device")
+        goes_there = bool(there) if place is None else torch.device(place).type == "cuda"
+        if not there and not goes_there:
+            return func(*inside, **named)
+        self._check(operation, args, given, there, here, goes_there=goes_there)
+        if place is not None:
+            named["device"] = HERE
         # Inference mode is off, because a view of an ordinary tensor must be an ordinary tensor.
-        with torch.inference_mode(False), torch.no_grad():
-            return self._carry_out(func, args, given, tensors, goes_there=goes_there)
-
-    def _carry_out(
-        self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], *, goes_there: bool
-    ) -> Any:
-        if kwargs.get("device") is not None and goes_there:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
-        inside = {name: _inside(value) for name, value in kwargs.items() if name != "pin_memory"}
-        result = func(*_inside(args), **inside)
-        known = {id(one._inside): one for one in tensors if isinstance(one, Elsewhere)}
-        for wrapper in known.values():
-            if wrapper.shape != wrapper._inside.shape:
+        # Its end restores the mode of gradients, too.
+        with torch._C._InferenceMode(False):
+            torch._C._set_grad_enabled(False)
+            result = func(*inside, **named)
+            if operation.is_mutable and any(one.shape != one._inside.shape for one in there):
                 raise NotImplementedError(f"{func} changes a shape in place")
-        return _outside(result, known) if goes_there else result
+            return _outside(result, there) if goes_there else result
 
     def _check(
         self,
-        func: Any,
-        name: str,
+        operation: _Operation,
         args: Any,
         kwargs: Any,
-        tensors: list[Tensor],
+        there: Sequence[Elsewhere],
+        here: Sequence[Tensor],
         *,
-        is_there: bool,
         goes_there: bool,
     ) -> None:
-        host = [tensor for tensor in tensors if _is_host(tensor)]
+        """Record crossings; raise DeviceError for what CUDA would refuse.
+
+        The tensors of the call are `there` on the device, or `here`.
+        """
+        name = operation.name
         if name in COPIES:
             target = _is_elsewhere(args[0]) if name != "aten::_to_copy" else goes_there
             source = _is_elsewhere(args[0] if name == "aten::_to_copy" else args[1])
@@ -276,21 +302,21 @@ class Border(TorchDispatchMode):
                 is_sent = name == "aten::copy_" and (*args, False)[2]
                 self._cross(Way.UP if target else Way.SENT if is_sent else Way.DOWN, name)
             return
-        if name in READS and is_there:
+        if name in READS and there:
             self._cross(Way.DOWN, name)
-        if name in INDEXED and is_there:
+        host = [tensor for tensor in here if tensor.device.type == "cpu"]
+        if name in INDEXED and there:
             self._check_indices(name, args)
             indices = [id(index) for index in args[1] if index is not None]
             host = [tensor for tensor in host if id(tensor) not in indices]
-        takes_scalars = torch.Tag.pointwise in func.tags or name in INDEXED or "fill" in name
-        if is_there and any(tensor.dim() or not takes_scalars for tensor in host):
-            shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in tensors]
+        if there and any(tensor.dim() or not operation.takes_scalars for tensor in host):
+            shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in (*there, *here)]
             raise DeviceError(
                 f"{name}: Expected all tensors to be on the same device, but found at least two "
                 f"devices, {DEVICE} and cpu! {shapes}"
             )
-        if name.removeprefix("aten::") in PRODUCTS and not tensors[0].is_floating_point():
-            raise DeviceError(f"{name} is not implemented for {tensors[0].dtype} on CUDA")
+        if name in PRODUCTS and not args[0].is_floating_point():
+            raise DeviceError(f"{name} is not implemented for {args[0].dtype} on CUDA")
         generator = kwargs.get("generator")
         if goes_there and generator is not None and _address(generator) not in _generators:
             raise DeviceError(f"{name}: Expected a 'cuda' device type for generator, found 'cpu'")
@@ -299,7 +325,7 @@ class Border(TorchDispatchMode):
         indices = [index for index in args[1] if index is not None]
         if not _is_elsewhere(args[0]):
             raise DeviceError(f"{name}: indices should be on the same device as the tensor (cpu)")
-        if any(_is_host(index) for index in indices):
+        if not all(_is_elsewhere(index) for index in indices):
             self._cross(Way.UP, name)
         if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             self._cross(Way.DOWN, name)
@@ -316,15 +342,11 @@ class Border(TorchDispatchMode):
 
 
 def _with_index(device: torch.device) -> torch.device:
-    return torch.device(DEVICE) if device.type == "cuda" else device
+    return THERE if device.type == "cuda" else device
 
 
 def _is_elsewhere(tensor: object) -> bool:
     return isinstance(tensor, Elsewhere)
-
-
-def _is_host(tensor: Tensor) -> bool:
-    return not isinstance(tensor, Elsewhere) and tensor.device.type == "cpu"
 
 
 def _worker_frames() -> Iterator[str]:
@@ -360,16 +382,18 @@ class CaptureError(Exception):
 class _PlayedGraph:
     """Replaces `graph.Graph`. A copy or a wait during capture is an error.
 
-    A replay calls the function again.
+    What the first call copies once for all calls is no error. A replay calls the function again.
     """
 
     pool = None
 
     def __init__(self, border: Border, call: Callable[[], None]) -> None:
-        call()
         border.is_capturing = True
         try:
-            call()
+            try:
+                call()
+            except DeviceError:
+                call()
         except DeviceError as error:
             raise CaptureError(str(error)) from error
         finally:

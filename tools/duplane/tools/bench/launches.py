@@ -30,7 +30,7 @@ from duplane.tools.bench.model import (
 from duplane.tools.bench.options import LaunchBench
 from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
-from duplane.worker.models.minicpm_o.llm.attention import Tiles
+from duplane.worker.models.minicpm_o.llm.attention import TILE, Tiles
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.operations import place_heads, silu_times_up
@@ -59,8 +59,6 @@ WHOLE = {
 }
 """Operations that are one kernel on a GPU, although they have parts."""
 ATTENTION_KERNELS = 2
-STAND_IN_ROWS = 32
-"""Number of rows that the stand-in for the kernels of attention computes at once."""
 
 
 class LaunchCount(TorchDispatchMode):
@@ -73,6 +71,7 @@ class LaunchCount(TorchDispatchMode):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch
         self._watch = watch
         self._is_paused = False
+        self._without_parts = {*WHOLE}
         self.launches: defaultdict[Stage | None, int] = defaultdict(int)
 
     def __torch_dispatch__(
@@ -81,11 +80,12 @@ class LaunchCount(TorchDispatchMode):
         named = kwargs or {}
         if self._is_paused:
             return func(*args, **named)
-        if func not in WHOLE:
+        if func not in self._without_parts:
             with self:
                 result = func.decompose(*args, **named)
             if result is not NotImplemented:
                 return result
+            self._without_parts.add(func)
         self.launches[self._watch.running] += not (func.is_view or func in FREE)
         return func(*args, **named)
 
@@ -114,25 +114,34 @@ def attend_to_pages(
 ) -> Tensor:
     """Attend in torch as the kernel does, for any device: an `attention.Kernel`.
 
-    It reads all pages of each row's slot, but needs nothing of the device.
+    It reads all pages of each tile's slot, but needs nothing of the device.
     """
-    counts = tiles.numbers[:, 2]
-    slots = tiles.numbers[:, 0].repeat_interleave(counts, output_size=len(queries))
-    group = queries.shape[1] // len(keys)
-    results: list[Tensor] = []
-    for start in range(0, len(queries), STAND_IN_ROWS):
-        part = slice(start, start + STAND_IN_ROWS)
-        columns = torch.arange(pages.slot_rows, device=queries.device)
-        places = pages.rows_at(slots[part, None], columns[None])
-        is_seen = columns <= positions[part, None]
-        own = queries[part].view(-1, len(keys), group, queries.shape[2])
-        attended = functional.scaled_dot_product_attention(
-            own,
-            *(pool[:, places].transpose(0, 1) for pool in (keys, values)),
-            attn_mask=is_seen[:, None, None],
-        )
-        results.append(attended.flatten(1, 2))
-    return torch.cat(results)
+    device, heads, group = queries.device, len(keys), queries.shape[1] // len(keys)
+    slots, starts, counts = tiles.numbers.unbind(1)
+    packed = torch.arange(len(queries), device=device)
+    tile = torch.arange(len(slots), device=device)
+    tile = tile.repeat_interleave(counts, output_size=len(queries))
+    most = max(1, TILE // group)
+    if len(slots) >= len(queries):  # each row as a tile of its own costs less
+        slots, starts, tile, most = slots[tile], packed, packed, 1
+    rows = starts[:, None] + torch.arange(most, device=device)
+    rows = rows.clamp_(max=len(queries) - 1)  # a tile may not be full
+    is_seen = torch.arange(pages.slot_rows, device=device) <= positions[rows][..., None]
+    numbers = pages.table[slots].flatten()
+
+    def contexts(pool: Tensor) -> Tensor:
+        read = pool.view(heads, -1, pages.page_rows, pool.shape[2]).index_select(1, numbers)
+        return read.view(heads, len(slots), pages.slot_rows, -1).transpose(0, 1)
+
+    own = queries[rows].view(*rows.shape, heads, group, -1).permute(0, 2, 3, 1, 4)
+    attended = functional.scaled_dot_product_attention(
+        own.flatten(2, 3),
+        contexts(keys),
+        contexts(values),
+        attn_mask=is_seen.repeat(1, group, 1)[:, None],
+    )
+    attended = attended.view(own.shape).permute(0, 3, 1, 2, 4)
+    return attended[tile, packed - starts[tile]].flatten(1, 2)
 
 
 def decoders(model: DuplexModel) -> list[Decoder]:
