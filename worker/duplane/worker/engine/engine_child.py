@@ -9,14 +9,12 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import uvloop
 
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.events import AnsweredUnit, DroppedUnit, Event, FailedUnit
+from duplane.worker.engine.events import Event
 from duplane.worker.engine.frames import Frames
 from duplane.worker.engine.messages import (
     Alive,
@@ -30,7 +28,6 @@ from duplane.worker.engine.messages import (
     Start,
 )
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import DeviceLostError, LoadError
 from duplane.worker.sandbox import end_with_parent, forbid_inspection
@@ -42,7 +39,6 @@ _log = logging.getLogger("duplane.worker.engine.engine_child")  # __name__ is __
 # messages, does not delay the device thread.
 _SWITCH_INTERVAL_S = 0.0005
 _SIGNS_OF_LIFE = 8  # in the time after which a call counts as stuck or hung
-_NO_AUDIO = np.zeros(0, np.float32)
 
 
 class _Child:
@@ -122,14 +118,6 @@ class _Child:
         self._frames.send(closed, channel.slot)
 
     def _post(self, slot: int, event: Event) -> None:
-        """Send an event. The worker still has the sound and the pictures of the unit."""
-        match event:
-            case AnsweredUnit(record=record) | FailedUnit(record=UnitRecord() as record):
-                record.unit = replace(record.unit, audio=_NO_AUDIO, frames=())
-            case DroppedUnit(entry=entry):
-                event = DroppedUnit(FailedUnit(entry.sequence, "", "", number=entry.number))
-            case _:
-                pass
         self._frames.send(Posted(slot, event), slot)
 
     def _lose(self) -> None:

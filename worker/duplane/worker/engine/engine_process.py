@@ -10,7 +10,6 @@ ends first, the device counts as lost.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import cast
 
 from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
@@ -38,7 +36,7 @@ from duplane.worker.engine.messages import (
     Start,
 )
 from duplane.worker.engine.slot_channel import Channel
-from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
+from duplane.worker.engine.unit_record import LaunchRecord
 from duplane.worker.models.interface import (
     Device,
     DeviceLostError,
@@ -62,13 +60,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 class RemoteChannel(Channel):
     """A channel whose inbox is in the engine process.
 
-    `entries` are the entries that have no outcome yet, by number. When the channel is muted, they
-    count as dropped, also the one that runs.
+    When it is muted, the entries that have no outcome yet count as dropped, also the one that runs.
     """
 
     def __init__(self, slot: int, on_event: Callable[[Event], None]) -> None:
         super().__init__(slot, on_event)
-        self.entries: dict[int, Entry] = {}
+        self.waiting_count = 0
         self.is_muted = False
         self.is_clean: asyncio.Future[bool] | None = None
         self._dropped_count = 0
@@ -79,44 +76,16 @@ class RemoteChannel(Channel):
 
     def mute(self) -> None:
         self.is_muted = True
-        self._dropped_count += len(self.entries)
-        self.entries.clear()
+        self._dropped_count += self.waiting_count
 
-    def restored(self, event: Event) -> Event | None:
-        """Return an event with the unit's own record. None if the channel is muted meanwhile."""
-        match event:
-            case AnsweredUnit(record=ran) | FailedUnit(record=UnitRecord() as ran):
-                own = self.entries.pop(ran.number, None)
-                if not isinstance(own, UnitRecord):
-                    return None
-                record = _joined(own, ran)
-                if isinstance(event, AnsweredUnit):
-                    return replace(event, record=record)
-                times = {"receive_time_ns": own.receive_time_ns, "trace": own.trace}
-                return replace(event, record=record, **times)
-            case FailedUnit(number=number):
-                own = self.entries.pop(number, None)
-                return own if isinstance(own, FailedUnit) else None
-            case DroppedUnit(entry=dropped):
-                own = self.entries.pop(dropped.number, None)
-                self._dropped_count += own is not None
-                return own and DroppedUnit(own)
-            case _:
-                return event
-
-
-def _joined(own: UnitRecord, ran: UnitRecord) -> UnitRecord:
-    """Return the record that ran, with what the engine process did not get."""
-    return replace(
-        own,
-        unit=replace(ran.unit, audio=own.unit.audio, frames=own.unit.frames),
-        dropped_count=ran.dropped_count,
-        started_s=ran.started_s,
-        finished_s=ran.finished_s,
-        busy_s=ran.busy_s,
-        batch_size=ran.batch_size,
-        settle_s=ran.settle_s,
-    )
+    def expects(self, event: Event) -> bool:
+        """Note the outcome of an entry. Return False if it comes too late, after `mute`."""
+        if not isinstance(event, AnsweredUnit | FailedUnit | DroppedUnit):
+            return True
+        if not self.is_muted:
+            self.waiting_count -= 1
+            self._dropped_count += isinstance(event, DroppedUnit)
+        return not self.is_muted
 
 
 class EngineProcess(Engine[RemoteChannel]):
@@ -130,7 +99,6 @@ class EngineProcess(Engine[RemoteChannel]):
         self._process: subprocess.Popen[bytes] | None = None
         self._has_loaded = False
         self._channels: dict[int, RemoteChannel] = {}
-        self._numbers = itertools.count(1)  # of entries
         self._frames = Frames(self._receive, self._lose)
 
     async def _load(self) -> None:
@@ -183,14 +151,9 @@ class EngineProcess(Engine[RemoteChannel]):
         self._send(channel, Call(channel.slot, "rebuild", {"units": units, "has_more": has_more}))
 
     def _put(self, channel: RemoteChannel, entry: Entry) -> None:
-        number = next(self._numbers)
-        if isinstance(entry, UnitRecord):
-            sent = UnitRecord(entry.unit, entry.received_s, number=number)
-        else:
-            sent = FailedUnit(entry.sequence, entry.reason, entry.message, number=number)
         if not channel.is_muted:
-            channel.entries[number] = entry
-            self._send(channel, Call(channel.slot, "put", {"entry": sent}))
+            channel.waiting_count += 1
+            self._send(channel, Call(channel.slot, "put", {"entry": entry}))
 
     def mute(self, channel: RemoteChannel) -> None:
         if not channel.is_muted:
@@ -211,9 +174,8 @@ class EngineProcess(Engine[RemoteChannel]):
         match message:
             case Posted(slot, event):
                 channel = self._channels[slot]
-                restored = channel.restored(event)
-                if restored is not None:
-                    self._loop.call_soon(channel.on_event, restored)
+                if channel.expects(event):
+                    self._loop.call_soon(channel.on_event, event)
             case list():
                 self._loop.call_soon(self.on_launches, cast("list[LaunchRecord]", message))
             case Closed(slot, is_clean, memory_used_bytes):

@@ -49,6 +49,8 @@ class Inbox:
         self.dropped_count += 1
         if isinstance(dropped, UnitRecord) and isinstance(following, UnitRecord):
             following.unit = _merged(dropped.unit, following.unit)
+        if isinstance(dropped, UnitRecord):
+            dropped.drop_input()
         return dropped
 
     def take(self) -> Entry:

@@ -55,8 +55,6 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Posted:
-    """An event of a slot. The records in it have the unit without its sound and pictures."""
-
     slot: int
     event: Event
 

@@ -185,6 +185,7 @@ class ModelRunner:
         if record is not None:
             record.finished_s = now_s
             record.busy_s += now_s - begin_s
+            record.drop_input()
         return record
 
     def _fail(
