@@ -16,11 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from duplane.worker.engine.events import FailedUnit, failed_unit
-from duplane.worker.engine.fair_pool import FairPool, PoolFullError
-from duplane.worker.engine.unit_record import UnitRecord
-from duplane.worker.models.interface import Preparer
-from duplane.worker.models.types import Unit, UnitFailure
+from duplane.worker.engine.fair_pool import FairPool
 
 R = TypeVar("R")
 
@@ -96,30 +92,3 @@ def _step(steps: Generator[None, None, R]) -> tuple[R] | None:
     except StopIteration as stop:
         return (stop.value,)
     return None
-
-
-def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedUnit:
-    """Prepare a unit without pictures and texts, which takes microseconds.
-
-    Return its record, or the answer that refuses the unit.
-    """
-    return _prepared(record, preparer.unit(record.unit))
-
-
-async def prepare_pictures(
-    preparer: Preparer, record: UnitRecord, preparation: Preparation, pool: FairPool
-) -> UnitRecord | FailedUnit:
-    """Do what `prepare_unit` does, in a thread: a picture or a text takes some milliseconds."""
-    try:
-        prepared = await preparation.run_steps(pool, preparer.unit_steps(record.unit))
-    except PoolFullError:
-        fault = "too many pictures and texts wait to be prepared"
-        prepared = UnitFailure(record.slot, "PICTURES_WAIT", fault, is_fatal=False)
-    return _prepared(record, prepared)
-
-
-def _prepared(record: UnitRecord, prepared: Unit | UnitFailure) -> UnitRecord | FailedUnit:
-    if isinstance(prepared, UnitFailure):
-        return failed_unit(record, prepared)
-    record.unit = prepared
-    return record
