@@ -62,7 +62,7 @@ class _Child:
         logging.getLogger("duplane").setLevel(logging.DEBUG)  # the worker knows the level
         logging.captureWarnings(settings.log_format == "json")
         try:
-            engine = self._engine = DeviceThread.from_settings(settings, open_device(settings))
+            engine = self._engine = DeviceThread(open_device(settings), settings)
             await engine.start()
         except Exception as error:  # noqa: BLE001 - the root of the process; the worker raises it again
             ended = Ended(str(error), is_refused=isinstance(error, LoadError))
