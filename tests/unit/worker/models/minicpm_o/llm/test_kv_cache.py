@@ -162,11 +162,10 @@ def test_only_rows_that_were_written_can_be_restored() -> None:
     cache = build()
     write(cache, [(1, 6)], 1.0)
     cache.truncate(1, 2)
-    cache.restore(1, 6)
+    cache.rewind(1, 6)
     assert held(cache, 1) == [1.0] * 6
-    for length in (5, 7):
-        with pytest.raises(ValueError, match="to restore"):
-            cache.restore(1, length)
+    with pytest.raises(ValueError, match="never had 7 rows"):
+        cache.rewind(1, 7)
 
 
 def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:

@@ -241,7 +241,7 @@ class LanguageModel(nn.Module):
         if slide.ids:
             self.cache.truncate(slot, slide.start)
             self.append_long(slot, slide.ids)
-            self.cache.restore(slot, length)
+            self.cache.rewind(slot, length)
 
     def append_long(self, slot: int, inputs: Tensor | Sequence[int]) -> list[Tensor]:
         """Append any number of rows, as those of `feed`, to one slot in passes of bounded size.
