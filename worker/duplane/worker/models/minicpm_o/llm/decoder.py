@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
-from duplane.worker.models.minicpm_o.layers import linear, pack_linear
+from duplane.worker.models.minicpm_o.layers import embedding, linear, pack_linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate, use_kernels
@@ -66,27 +66,6 @@ class DecoderConfig:
             norm_eps=field(config, "rms_norm_eps", float, 1e-6),
             has_head_norm=has_head_norm,
             has_attention_bias=field(config, "attention_bias", bool, False),
-        )
-
-    def cache(
-        self,
-        slot_count: int,
-        capacity: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        share: float = 1.0,
-    ) -> KVCache:
-        """Allocate the cache of a decoder with these dimensions."""
-        return KVCache(
-            layers=self.layers,
-            slots=slot_count,
-            heads=self.key_heads,
-            queries_per_head=self.query_heads // self.key_heads,
-            capacity=capacity,
-            head_dim=self.head_dim,
-            device=device,
-            dtype=dtype,
-            share=share,
         )
 
 
@@ -221,7 +200,9 @@ class Decoder(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         share: float = 1.0,
+        vocabulary: int = 0,
     ) -> None:
+        """Reserve `share` of each context. With a `vocabulary` there is a table of embeddings."""
         super().__init__()
         self.operations = Operations()
         self._inner, self._has_head_norm = config.intermediate_size, config.has_head_norm
@@ -229,7 +210,20 @@ class Decoder(nn.Module):
             [Layer(config, self.operations, device, dtype) for _ in range(config.layers)]
         )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
-        self.cache = config.cache(slot_count, capacity, device, dtype, share)
+        if vocabulary:
+            width = config.hidden_size
+            self.embed_tokens = embedding(vocabulary, width, device=device, dtype=dtype)
+        self.cache = KVCache(
+            layers=config.layers,
+            slots=slot_count,
+            heads=config.key_heads,
+            queries_per_head=config.query_heads // config.key_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            device=device,
+            dtype=dtype,
+            share=share,
+        )
         self._rotary = Rotary(config, capacity, device)
 
     def forward(self, embeds: Tensor, rows: Rows) -> Tensor:

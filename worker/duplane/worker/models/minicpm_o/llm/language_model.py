@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
-from duplane.worker.models.minicpm_o.layers import embedding, linear
+from duplane.worker.models.minicpm_o.layers import linear
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
@@ -32,23 +32,6 @@ PASS_ROWS = (4, 32, 128, PREFILL_ROWS)
 are most passes, have a small one."""
 PASS_SLOTS = 64
 """Maximum number of slots of a pass on a GPU."""
-
-
-class _Body(Decoder):
-    """The decoder and the embedding table, which have a common prefix in the checkpoint."""
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        vocabulary: int,
-        slot_count: int,
-        capacity: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        share: float,
-    ) -> None:
-        super().__init__(config, slot_count, capacity, device, dtype, share)
-        self.embed_tokens = embedding(vocabulary, config.hidden_size, device=device, dtype=dtype)
 
 
 class Pass:
@@ -132,7 +115,7 @@ class LanguageModel(nn.Module):
         dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=10_000.0)
         self.vocabulary = field(config, "vocab_size", int)
         self.hidden_size = dims.hidden_size
-        self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype, share)
+        self.model = Decoder(dims, slot_count, capacity, device, dtype, share, self.vocabulary)
         self.cache = self.model.cache
         self.graphs: PassGraphs[Pass] | None = None
         self.is_tied = field(config, "tie_word_embeddings", bool, False)
