@@ -126,6 +126,7 @@ class DeviceThread(Engine[SlotChannel]):
     def _put(self, channel: SlotChannel, entry: Entry) -> None:
         with self._lock:
             dropped = channel.inbox.put(entry)
+            channel.dropped_count += dropped is not None
             self._lock.notify_all()
         if dropped:
             channel.on_event(DroppedUnit(dropped))
@@ -134,7 +135,8 @@ class DeviceThread(Engine[SlotChannel]):
         with self._lock:
             channel.is_muted = True
             channel.is_ready = False
-            channel.inbox.clear()
+            channel.dropped_count += len(channel.inbox.entries)
+            channel.inbox.entries.clear()
             channel.past_units = None
 
     async def _close(self, channel: SlotChannel) -> bool:

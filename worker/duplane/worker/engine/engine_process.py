@@ -59,15 +59,10 @@ class RemoteChannel(Channel):
         self.waiting_count = 0
         self.is_muted = False
         self.is_clean: asyncio.Future[bool] | None = None
-        self._dropped_count = 0
-
-    @property
-    def dropped_count(self) -> int:
-        return self._dropped_count
 
     def mute(self) -> None:
         self.is_muted = True
-        self._dropped_count += self.waiting_count
+        self.dropped_count += self.waiting_count
 
     def expects(self, event: Event) -> bool:
         """Note the outcome of an entry. Return False if it comes too late, after `mute`."""
@@ -75,7 +70,7 @@ class RemoteChannel(Channel):
             return True
         if not self.is_muted:
             self.waiting_count -= 1
-            self._dropped_count += isinstance(event, DroppedUnit)
+            self.dropped_count += isinstance(event, DroppedUnit)
         return not self.is_muted
 
 
