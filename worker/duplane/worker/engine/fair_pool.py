@@ -122,16 +122,9 @@ class FairPool:
             session, (future, work) = taken
             try:
                 if future.set_running_or_notify_cancel():
-                    _resolve(future, work)
+                    future.set_result(work())
+            except Exception as error:  # noqa: BLE001 - the root of a thread; the caller gets the error
+                future.set_exception(error)
             finally:
                 with self._lock:
                     self._order.done(session)
-
-
-def _resolve(future: Future[R], work: Callable[[], R]) -> None:
-    try:
-        result = work()
-    except Exception as error:  # noqa: BLE001 - the root of a thread; the caller gets the error
-        future.set_exception(error)
-    else:
-        future.set_result(result)

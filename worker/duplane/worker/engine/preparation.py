@@ -13,7 +13,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeVar
 
 from duplane.worker.engine.fair_pool import FairPool
@@ -70,10 +69,17 @@ class Preparation:
 
         Work of other sessions may run between the steps. Raises PoolFullError.
         """
-        while True:
-            returned = await self.run(pool, partial(_step, steps))
-            if returned is not None:
-                return returned[0]
+        returned: list[R] = []
+
+        def step() -> None:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                returned.append(stop.value)
+
+        while not returned:
+            await self.run(pool, step)
+        return returned[0]
 
     async def end(self) -> None:
         """Drop the work that waits. Return when no thread runs any work of the session."""
@@ -83,12 +89,3 @@ class Preparation:
         running = [asyncio.wrap_future(work) for _, work in self._started if not work.cancel()]
         await asyncio.gather(*running, return_exceptions=True)
         self._started = []
-
-
-def _step(steps: Generator[None, None, R]) -> tuple[R] | None:
-    """Run one step. Return what `steps` returns, or None if it has more steps."""
-    try:
-        next(steps)
-    except StopIteration as stop:
-        return (stop.value,)
-    return None
