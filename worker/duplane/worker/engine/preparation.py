@@ -46,6 +46,7 @@ class Preparation:
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
+        self._turn = asyncio.Lock()  # one piece of work at a time: `FairPool` relies on it
         self._started: list[tuple[FairPool, Future[Any]]] = []
 
     def check(self) -> None:
@@ -58,11 +59,12 @@ class Preparation:
 
         Raises PoolFullError.
         """
-        self.check()
-        future = pool.submit(self, work)
-        unfinished = [entry for entry in self._started if not entry[1].done()]
-        self._started = [*unfinished, (pool, future)]
-        return await asyncio.wrap_future(future)
+        async with self._turn:
+            self.check()
+            future = pool.submit(self, work)
+            unfinished = [entry for entry in self._started if not entry[1].done()]
+            self._started = [*unfinished, (pool, future)]
+            return await asyncio.wrap_future(future)
 
     async def run_steps(self, pool: FairPool, steps: Generator[None, None, R]) -> R:
         """Run each step of `steps` like a `work` of its own; return what the last step returns.
