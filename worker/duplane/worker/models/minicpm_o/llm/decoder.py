@@ -20,7 +20,7 @@ from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
 from duplane.worker.models.minicpm_o.layers import embedding, linear, pack_linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
-from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate, use_kernels
+from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ class Decoder(nn.Module):
     ) -> None:
         """Reserve `share` of each context. With a `vocabulary` there is a table of embeddings."""
         super().__init__()
-        self.operations = Operations()
-        self._inner, self._has_head_norm = config.intermediate_size, config.has_head_norm
+        inner, has_head_norm = config.intermediate_size, config.has_head_norm
+        self.operations = Operations(inner, has_head_norm=has_head_norm)
         self.layers = nn.ModuleList(
             [Layer(config, self.operations, device, dtype) for _ in range(config.layers)]
         )
@@ -235,13 +235,7 @@ class Decoder(nn.Module):
 
     def use_kernels(self, name: str) -> None:
         """Use the Triton kernels that agree with torch on this decoder's device."""
-        use_kernels(
-            self.operations,
-            self.cache,
-            inner=self._inner,
-            has_head_norm=self._has_head_norm,
-            name=name,
-        )
+        self.operations.use_kernels(self.cache, name)
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.
