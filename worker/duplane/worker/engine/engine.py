@@ -229,11 +229,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     async def close_again(self, slot: int) -> bool:
         """Repeat what `close` does, for a broken slot that no call holds."""
-        return await self.close(self.attach(slot, _ignore))
+        return await self.close(self.attach(slot, lambda _: None))
 
 
 AnyEngine = Engine[Any]
-
-
-def _ignore(event: Event) -> None:
-    """Ignore an event: nobody uses the slot."""
