@@ -59,11 +59,6 @@ class UnitRecord:
         self.unit = replace(self.unit, audio=_NO_AUDIO, frames=())
 
     @property
-    def slot(self) -> int:
-        """The slot of the unit's conversation."""
-        return self.unit.slot
-
-    @property
     def sequence(self) -> int:
         """The client's number of the unit."""
         return self.unit.sequence
