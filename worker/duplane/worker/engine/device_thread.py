@@ -236,7 +236,7 @@ class DeviceThread(Engine[SlotChannel]):
         if launch is None:
             return next_due_s(waiting, now_s) - now_s
         for item in launch.items:
-            self._channels[item.slot].run(item)
+            self._channels[item.slot].run(item, len(launch.items), now_s)
         return launch
 
     def _launch(

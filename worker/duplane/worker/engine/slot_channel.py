@@ -117,8 +117,8 @@ class SlotChannel(Channel):
             return _of_unit(item, self.begun)
         return self._background(item, self.since_s)
 
-    def run(self, item: Item) -> None:
-        """Note that a launch runs the slot's work. A unit that begins leaves the inbox."""
+    def run(self, item: Item, size: int, now_s: float) -> None:
+        """Note that a launch of `size` slots runs the slot's work. A new unit leaves the inbox."""
         self.is_running = True
         self.next = None
         if isinstance(item, RunUnit):
@@ -126,6 +126,9 @@ class SlotChannel(Channel):
             if isinstance(entry, UnitRecord):
                 self.begun = entry
                 entry.dropped_count = self.dropped_count
+                entry.started_s, entry.settle_s, entry.batch_size = now_s, self.settle_s, size
+        elif self.begun and isinstance(item, Continue) and item.part is Part.FEED:
+            self.begun.batch_size = size
 
     def leave(self, unfinished: Unfinished, now_s: float) -> None:
         """Note the work that the slot has left."""
