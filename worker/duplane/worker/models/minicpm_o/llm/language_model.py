@@ -117,7 +117,7 @@ class LanguageModel(nn.Module):
         self.hidden_size = dims.hidden_size
         self.model = Decoder(dims, slot_count, capacity, device, dtype, share, self.vocabulary)
         self.cache = self.model.cache
-        self.graphs: PassGraphs[Pass] | None = None
+        self.graphs = PassGraphs[Pass](self.cache, "LLM")
         self.is_tied = field(config, "tie_word_embeddings", bool, False)
         if not self.is_tied:
             self.lm_head = linear(
@@ -166,7 +166,7 @@ class LanguageModel(nn.Module):
     def _has_pass(self, counts: Sequence[tuple[int, int]]) -> bool:
         """Whether there are passes of a fixed size for these rows."""
         rows = min(sum(count for _, count in counts), PASS_ROWS[-1])
-        return self.graphs is not None and self.graphs.find(rows) is not None
+        return self.graphs.find(rows) is not None
 
     def _launch(
         self, counts: Sequence[tuple[int, int]], inputs: Tensor | Sequence[int]
@@ -176,7 +176,6 @@ class LanguageModel(nn.Module):
         Yields each pass when it is launched, its number of rows, and how many of its slots get no
         further rows in a later pass.
         """
-        assert self.graphs is not None
         starts = {slot: self.cache.length(slot) for slot, _ in counts}
         self.cache.grow(counts)
         parts, first = split_rows(counts, PASS_ROWS[-1], PASS_SLOTS), 0
@@ -194,9 +193,8 @@ class LanguageModel(nn.Module):
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture passes as CUDA graphs; `feed` and `append` use them from then on."""
-        graphs = PassGraphs[Pass](self.cache, "LLM")
-        graphs.capture(PASS_ROWS, partial(Pass, self), self._check, is_replayed=is_replayed)
-        self.graphs = graphs
+        make = partial(Pass, self)
+        self.graphs.capture(PASS_ROWS, make, self._check, is_replayed=is_replayed)
 
     def _check(self, one: Pass, run: Callable[[], None]) -> float:
         """Compare a pass with the plain path, in one long context and in short ones."""
