@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -89,29 +89,20 @@ class DrawSettings:
         return not self.is_greedy and self.temperature > 0
 
 
-class Chosen(NamedTuple):
-    """What each row has chosen, and the probability of one watched id before the choice.
-
-    `probability` is float64, and None if no id was watched.
-    """
-
-    choice: Tensor
-    probability: Tensor | None
-
-
 def choose_ids(
     scores: Tensor,
     settings: Sequence[DrawSettings],
     uniforms: Sequence[float],
     watched: int | None = None,
-) -> Chosen:
+) -> tuple[Tensor, Tensor | None]:
     """Choose one id per row of penalised scores, float32 `[rows, ids]`.
 
-    A row that takes the most likely id has the probability 1 or 0.
+    Also returns the probability, float64 [rows], of the id `watched` before the choice, if there is
+    such an id. A row that takes the most likely id has the probability 1 or 0.
     """
     likeliest = scores.argmax(-1)
     if not any(row.is_drawn for row in settings):
-        return Chosen(likeliest, None if watched is None else (likeliest == watched).double())
+        return likeliest, None if watched is None else (likeliest == watched).double()
     count = scores.shape[-1]
     widest = max(min(row.top_k or count, count) for row in settings if row.is_drawn)
     numbers = upload(
@@ -142,7 +133,7 @@ def choose_ids(
             probability = torch.where(is_drawn, probability, (likeliest == watched).double())
     if ids is not None:
         drawn = ids.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-    return Chosen(torch.where(is_drawn, drawn, likeliest), probability)
+    return torch.where(is_drawn, drawn, likeliest), probability
 
 
 def id_masses(logits: Tensor, token: int) -> tuple[Tensor, Tensor, Tensor]:
