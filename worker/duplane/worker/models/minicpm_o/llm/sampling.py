@@ -23,7 +23,9 @@ TIES = 64
 
 
 class Uniforms(Protocol):
-    """A conversation's source of uniform numbers in [0, 1)."""
+    """A conversation's source of uniform numbers in [0, 1). It counts those that were consumed."""
+
+    used_count: int
 
     def peek(self, count: int) -> list[float]:
         """Return the next `count` numbers, without consuming them."""
@@ -46,6 +48,7 @@ class SeededUniforms:
         else:
             self._generator.manual_seed(seed)
         self._ahead: deque[float] = deque()
+        self.used_count = 0
 
     def peek(self, count: int) -> list[float]:
         while len(self._ahead) < count:
@@ -55,23 +58,9 @@ class SeededUniforms:
 
     def advance(self, count: int) -> None:
         self.peek(count)
+        self.used_count += count
         for _ in range(count):
             self._ahead.popleft()
-
-
-class CountedUniforms:
-    """Passes on the uniform numbers of another source, and counts those that were consumed."""
-
-    def __init__(self, source: Uniforms) -> None:
-        self._source = source
-        self.used_count = 0
-
-    def peek(self, count: int) -> list[float]:
-        return self._source.peek(count)
-
-    def advance(self, count: int) -> None:
-        self._source.advance(count)
-        self.used_count += count
 
 
 @dataclass(frozen=True)
