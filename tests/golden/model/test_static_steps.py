@@ -78,7 +78,6 @@ def block_of(model: DuplexModel) -> TalkBlock:
 def graphs(model: DuplexModel) -> dict[str, PassGraphs[Any]]:
     """Return the passes of LLM and talker, by name."""
     block = block_of(model)
-    assert model.llm.graphs
     return {"llm": model.llm.graphs, "conditions": block._conditions, "steps": block._steps}
 
 

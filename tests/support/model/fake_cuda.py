@@ -403,6 +403,7 @@ class _PlayedGraph:
 
 def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str, Any]]:
     """Return the owner, name and replacement of each function that needs the real device."""
+    kernels = {"attend": attend_to_pages, "place_heads": operations.place_heads}
     return (
         (torch.cuda, "_lazy_init", lambda: None),
         (Tensor, "pin_memory", lambda tensor: tensor),
@@ -420,8 +421,7 @@ def _played_names(border: Border, memory_bytes: int) -> Iterable[tuple[Any, str,
         (torch.cuda, "get_device_name", lambda device=None: "played"),
         (torch, "Generator", _Generator),
         # The kernels need a real device.
-        (operations, "triton_attend", lambda: attend_to_pages),
-        (operations, "triton_place_heads", lambda: operations.place_heads),
+        (operations, "kernels", lambda: SimpleNamespace(**kernels)),
         (graph, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
     )
 

@@ -31,7 +31,7 @@ def new_engine(kind: Kind, **settings: Any) -> AnyEngine:
     device = open_device(given)
     if kind == "process":
         return EngineProcess(device, given)
-    return DeviceThread.from_settings(given, device)
+    return DeviceThread(device, given)
 
 
 @contextlib.asynccontextmanager

@@ -130,7 +130,7 @@ async def _crowd(session: Session) -> dict[str, Any]:
         threads=torch.get_num_threads(),
     )
     device = TorchDevice(settings, _Ready(loaded, options.dtype))
-    thread = DeviceThread.from_settings(settings, device)
+    thread = DeviceThread(device, settings)
     await thread.start()
     watching = asyncio.create_task(
         thread.watch(settings.stuck_after_s, settings.hung_after_s, _ignore)

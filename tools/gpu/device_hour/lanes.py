@@ -14,7 +14,7 @@ import torch
 
 from device_hour.costs import write_costs
 from device_hour.session import Loaded, Session
-from duplane.worker.models.minicpm_o.llm.sampling import CountedUniforms, SeededUniforms
+from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
 from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
 
@@ -83,7 +83,7 @@ def _talker(loaded: Loaded, count: int) -> Lane | None:
                     is_turn_end=False,
                     is_greedy=True,
                     temperature=1.0,
-                    uniforms=CountedUniforms(SeededUniforms(slot)),
+                    uniforms=SeededUniforms(slot),
                 )
                 for slot in range(count)
             ]

@@ -204,7 +204,6 @@ class WorkerMetrics:
     ) -> None:
         """Count a unit with its delta. `stages_s` has the whole time under the key `total`."""
         record, output, total_s = answered.record, answered.output, stages_s["total"]
-        sample_count = record.unit.audio.size
         self.unit_count += 1
         self.latest_unit_times_s.append(total_s)
         outcome = "listen" if output.is_listen else "speech"
@@ -219,8 +218,8 @@ class WorkerMetrics:
             if seconds and stage != "total":
                 self._stages.of(stage).observe(seconds)
         self._count_tokens(delta.token_counts)
-        if sample_count:
-            seconds = sample_count / self._model.input_hertz
+        if record.sample_count:
+            seconds = record.sample_count / self._model.input_hertz
             self._audio.of("input").inc(seconds)
             self._factors.observe((total_s - (record.started_s - record.received_s)) / seconds)
         if output.audio.size:

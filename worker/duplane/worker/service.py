@@ -108,7 +108,7 @@ def _open_engine(settings: WorkerSettings, device: Device | None) -> AnyEngine:
     """Return the engine of the settings. A given `device` is used in this process."""
     if device is None and settings.has_engine_process:
         return EngineProcess(open_device(settings), settings)
-    return DeviceThread.from_settings(settings, device or open_device(settings))
+    return DeviceThread(device or open_device(settings), settings)
 
 
 async def _load(engine: AnyEngine, shutdown: process.Shutdown) -> bool:

@@ -21,6 +21,7 @@ from duplane.worker.engine.schedule import Block
 from duplane.worker.models.chat import ChatMessage, ChatOptions, ChatRequest, ChatRole, Finish
 from duplane.worker.models.interface import DeviceLostError, Part
 from duplane.worker.models.types import Opened, Rebuilt
+from duplane.worker.settings import WorkerSettings
 
 LANES = pytest.mark.parametrize("lane_count", [1, 2])
 LISTENED = [Part.HEAR, Part.FEED]
@@ -31,7 +32,7 @@ SPOKEN = [*LISTENED, *[Part.DECODE] * SPOKEN_IDS, Part.TALK, *[Part.VOCODE] * CH
 async def running(model: PartsModel, lane_count: Literal[1, 2]) -> AsyncGenerator[DeviceThread]:
     """Run a device thread, and check at the end that the model was called rightly."""
     model.constants = replace(model.constants, lane_count=lane_count)
-    thread = DeviceThread(model, memory_tolerance_bytes=0, inbox_unit_count=8)
+    thread = DeviceThread(model, WorkerSettings(checkpoint="scripted"))
     await thread.start()
     try:
         yield thread

@@ -1,82 +1,17 @@
-"""The order of work that sessions share, and the pool of threads that runs it."""
+"""The pool of threads that sessions share: in turns, since each has one piece of work at a time."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import defaultdict
+from collections.abc import Generator
 from concurrent.futures import CancelledError
-from itertools import chain
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.time_limits import WITHIN_S
 
-from duplane.worker.engine.fair_pool import FairOrder, FairPool, PoolFullError
-
-SESSIONS = st.sampled_from("ABCDE")
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), SESSIONS),
-        st.tuples(st.just("take"), st.none()),
-        st.tuples(st.just("done"), SESSIONS),
-        st.tuples(st.just("drop"), SESSIONS),
-    ),
-    max_size=200,
-)
-
-
-@given(EVENTS, st.integers(1, 20))
-def test_the_order_is_fair_among_sessions_and_fifo_within_one(
-    events: list[tuple[str, str | None]], capacity: int
-) -> None:
-    order: FairOrder[int] = FairOrder(capacity)
-    waiting: dict[str | None, list[int]] = defaultdict(list)
-    running: dict[str | None, int] = defaultdict(int)
-    passed: dict[str | None, int] = defaultdict(int)  # takes since a waiting session's last turn
-    for number, (event, session) in enumerate(events):
-        count = sum(map(len, waiting.values()))
-        if event == "put" and count == capacity:
-            with pytest.raises(PoolFullError):
-                order.put(session, number)
-        elif event == "put":
-            order.put(session, number)
-            waiting[session].append(number)
-        elif event == "drop":
-            assert order.drop(session) == waiting.pop(session, [])
-            passed.pop(session, None)
-        elif event == "done" and running[session]:
-            order.done(session)
-            running[session] -= 1
-        elif event == "take":
-            taken = order.take()
-            assert (taken is None) == (count == 0)
-            if taken is None:
-                continue
-            owner, work = str(taken[0]), taken[1]
-            assert work == waiting[owner].pop(0)
-            # Nobody who waits runs less than the session that was chosen.
-            others = [name for name, own in waiting.items() if own and name != owner]
-            assert all(running[owner] <= running[name] for name in others)
-            running[owner] += 1
-            passed.pop(owner, None)
-            for name in others:
-                # A session without running work waits for at most one turn of each other one.
-                passed[name] = 0 if running[name] else passed[name] + 1
-                assert passed[name] <= 4
-    assert sorted(order.drop_all()) == sorted(chain.from_iterable(waiting.values()))
-    assert order.take() is None
-
-
-def test_a_session_with_much_work_delays_another_by_one_piece() -> None:
-    order: FairOrder[str] = FairOrder(100)
-    for number in range(16):
-        order.put("greedy", f"g{number}")
-    taken = [order.take()]
-    order.put("modest", "m0")
-    order.done("greedy")
-    taken += [order.take(), order.take()]
-    assert taken == [("greedy", "g0"), ("greedy", "g1"), ("modest", "m0")]
+from duplane.worker.engine.fair_pool import FairPool, PoolFullError
+from duplane.worker.engine.preparation import Preparation
 
 
 class Gate:
@@ -143,3 +78,26 @@ def test_a_pool_that_stops_cancels_what_waits() -> None:
     assert waiting.cancelled()
     gate.may_end.set()
     assert held.result(WITHIN_S) == "done"
+
+
+async def test_a_session_with_much_work_delays_another_by_one_piece() -> None:
+    pool = FairPool(1, "one", 100)
+    gate = Gate()
+    held = pool.submit("A", gate)
+    assert gate.begun.acquire(timeout=WITHIN_S)
+    greedy, modest = Preparation(), Preparation()
+    done: list[str] = []
+
+    def steps(name: str) -> Generator[None, None, str]:
+        for number in range(4):
+            done.append(f"{name}{number}")
+            yield
+        return name
+
+    running = [asyncio.create_task(greedy.run_steps(pool, steps(name))) for name in "gh"]
+    running.append(asyncio.create_task(modest.run(pool, lambda: done.append("m") or "m")))
+    asyncio.get_running_loop().call_soon(gate.may_end.set)  # all three have begun then
+    assert await asyncio.gather(*running) == ["g", "h", "m"]
+    assert done.index("m") == 1, "the other steps of the first session come later"
+    assert held.result(WITHIN_S) == "done"
+    pool.stop()

@@ -1,4 +1,4 @@
-"""The inbox is bounded, drops the oldest units, counts drops, and keeps interruptions and order."""
+"""The inbox is bounded, drops the oldest units, and keeps interruptions and order."""
 
 from __future__ import annotations
 
@@ -30,27 +30,21 @@ def refusal(sequence: int) -> FailedUnit:
 
 
 def drain(inbox: Inbox) -> list[Entry]:
-    return [inbox.take() for _ in range(len(inbox.entries))]
+    return [inbox.entries.popleft() for _ in range(len(inbox.entries))]
 
 
 def test_units_come_out_in_order() -> None:
     inbox = Inbox()
-    for sequence in range(4):
-        inbox.put(unit(sequence))
+    assert [inbox.put(unit(sequence)) for sequence in range(4)] == [None] * 4
     assert [entry.sequence for entry in drain(inbox)] == [0, 1, 2, 3]
-    assert inbox.dropped_count == 0
 
 
 def test_the_oldest_unit_makes_room_for_the_newest() -> None:
     inbox = Inbox(capacity=2)
-    for sequence in range(5):
-        inbox.put(unit(sequence))
-    inbox.put(refusal(5))
-    kept = [entry for entry in drain(inbox) if isinstance(entry, UnitRecord)]
-    assert [(entry.sequence, entry.dropped_count) for entry in kept] == [(3, 3), (4, 3)]
-    assert inbox.dropped_count == 3
-    inbox.put(unit(6))
-    assert [entry.dropped_count for entry in drain(inbox) if isinstance(entry, UnitRecord)] == [3]
+    dropped = [inbox.put(unit(sequence)) for sequence in range(5)]
+    assert [entry and entry.sequence for entry in dropped] == [None, None, 0, 1, 2]
+    assert inbox.put(refusal(5)) is None
+    assert [entry.sequence for entry in drain(inbox)] == [3, 4, 5]
 
 
 def test_an_interruption_passes_from_a_dropped_unit_to_the_next_and_no_further() -> None:
@@ -84,35 +78,27 @@ def test_garbage_pushes_out_no_unit() -> None:
     assert entries[-1] == refusal(999)
 
 
-def test_clearing_counts_what_waited() -> None:
-    inbox = Inbox()
-    inbox.put(unit(0))
-    inbox.put(refusal(1))
-    inbox.clear()
-    assert not inbox.entries
-    assert inbox.dropped_count == 2
-
-
 @given(
     capacity=st.integers(1, 5),
     steps=st.lists(st.sampled_from(["listen", "unit", "bad", "take"]), max_size=60),
 )
-def test_every_entry_comes_out_once_in_order_or_is_counted(capacity: int, steps: list[str]) -> None:
+def test_every_entry_comes_out_once_in_order_or_is_dropped(capacity: int, steps: list[str]) -> None:
     inbox = Inbox(capacity)
     taken: list[Entry] = []
-    put = 0
+    put = dropped_count = 0
     for step in steps:
         if step == "take":
             if inbox.entries:
-                taken.append(inbox.take())
+                taken.append(inbox.entries.popleft())
             continue
-        inbox.put(refusal(put) if step == "bad" else unit(put, force_listen=step == "listen"))
+        entry = refusal(put) if step == "bad" else unit(put, force_listen=step == "listen")
+        dropped_count += inbox.put(entry) is not None
         put += 1
         assert len(inbox.entries) <= capacity + 16
     taken += drain(inbox)
     sequences = [entry.sequence for entry in taken]
     assert sequences == sorted(set(sequences))
-    assert len(taken) + inbox.dropped_count == put
+    assert len(taken) + dropped_count == put
 
 
 def asking(sequence: int, *numbers: int, force_listen: bool = False) -> UnitRecord:

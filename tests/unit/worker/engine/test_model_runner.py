@@ -95,7 +95,7 @@ class Log:
             if launch is None:
                 return
             for item in launch.items:
-                self.channels[item.slot].run(item)
+                self.channels[item.slot].run(item, len(launch.items), 0.0)
             self.runner.advance(launch)
             for item in launch.items:
                 self.channels[item.slot].end_run(0.0, 0.0)

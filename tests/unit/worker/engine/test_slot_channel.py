@@ -55,7 +55,7 @@ def take(own: SlotChannel) -> Work:
     """Return the work of a slot, and run it."""
     work = own.work()
     assert work
-    own.run(work.item)
+    own.run(work.item, 1, 0.0)
     return work
 
 

@@ -11,13 +11,14 @@ from support.worker.scripted_model import ScriptedModel
 from duplane.worker.engine import engine
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.models.interface import DeviceLostError
+from duplane.worker.settings import WorkerSettings
 
 STUCK_S, HUNG_S = 0.04, 120.0
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, times_s: list[float]) -> DeviceThread:
     """Return an engine that ends when the clock has shown all of `times_s`."""
-    thread = DeviceThread(ScriptedModel(), memory_tolerance_bytes=1, inbox_unit_count=1)
+    thread = DeviceThread(ScriptedModel(), WorkerSettings(checkpoint="scripted"))
     thread.ended = asyncio.get_running_loop().create_future()
     times = iter(times_s)
 

@@ -12,7 +12,6 @@ from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
 from duplane.tools.bench.report import show
 from duplane.worker.engine.events import AnsweredUnit
 from duplane.worker.engine.frames import Frames
-from duplane.worker.engine.messages import Call, Posted
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.types import FloatArray, Unit, UnitOutput
 
@@ -59,7 +58,7 @@ def _unit(sample_count: int) -> Unit:
     return Unit(0, np.ones(sample_count, np.float32), sequence=1, rows=12)
 
 
-def _answer(audio: FloatArray, *, is_listen: bool) -> Posted:
+def _answer(audio: FloatArray, *, is_listen: bool) -> object:
     output = UnitOutput(
         slot=0,
         context_length=100,
@@ -72,7 +71,7 @@ def _answer(audio: FloatArray, *, is_listen: bool) -> Posted:
         stage_s=dict.fromkeys(_STAGES, 0.01),
         state=bytes(64),
     )
-    return Posted(0, AnsweredUnit(UnitRecord(_unit(0), batch_size=1), output))
+    return "event", 0, AnsweredUnit(UnitRecord(_unit(0), batch_size=1), output)
 
 
 def bench_engine_frames(best_us: Callable[[Callable[[], object]], float]) -> None:
@@ -80,7 +79,7 @@ def bench_engine_frames(best_us: Callable[[Callable[[], object]], float]) -> Non
     speech = np.ones(OUTPUT_RATE_HERTZ, np.float32)
     rows: list[tuple[str, ...]] = []
     for name, message in (
-        ("unit", Call(0, "put", {"entry": UnitRecord(_unit(INPUT_RATE_HERTZ))})),
+        ("unit", ("call", 0, "put", {"entry": UnitRecord(_unit(INPUT_RATE_HERTZ))})),
         ("answer: listens", _answer(speech[:0], is_listen=True)),
         ("answer: speaks", _answer(speech, is_listen=False)),
     ):

@@ -71,7 +71,7 @@ async def _engine(bench: LaneBench, directory: Path, lanes: int) -> AsyncGenerat
         engine_process="off",
         lanes=1 if lanes == 1 else 2,
     )
-    engine = DeviceThread.from_settings(settings, open_device(settings))
+    engine = DeviceThread(open_device(settings), settings)
     await engine.start()
     if engine.constants.lane_count != lanes:
         raise LoadError("the model does not run in two lanes; the log says why")

@@ -239,7 +239,7 @@ class SessionReplay:
         draws = [
             draw for done in self._units[: unit["unit"] + 1] for draw in done.get("multinomial", [])
         ]
-        yield same("draws", self._uniforms.used, len(draws))
+        yield same("draws", self._uniforms.used_count, len(draws))
 
     def _finish(self) -> Iterator[Check]:
         name, cache = self._name, self._model.llm.cache

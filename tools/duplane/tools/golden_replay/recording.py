@@ -33,16 +33,16 @@ class RecordedUniforms:
 
     def __init__(self, numbers: Sequence[float]) -> None:
         self._numbers = list(numbers)
-        self.used = 0
+        self.used_count = 0
 
     def peek(self, count: int) -> list[float]:
         """Return the next numbers without using them up."""
-        ahead = self._numbers[self.used : self.used + count]
+        ahead = self._numbers[self.used_count : self.used_count + count]
         return ahead + [0.0] * (count - len(ahead))
 
     def advance(self, count: int) -> None:
         """Move on by `count` numbers."""
-        self.used += count
+        self.used_count += count
 
 
 class CountingVocoder:

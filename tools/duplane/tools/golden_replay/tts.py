@@ -57,7 +57,7 @@ def _turn(
     If it `is_forced`, every step feeds the recorded token. Of the own tokens some may differ.
     """
     seen: dict[str, list[Check]] = {}
-    talker.reset(0)
+    talker.cache.reset(0)
     for chunk in turn:
         for check in _chunk(talker, chunk, arrays, is_forced=is_forced):
             seen.setdefault(check.name, []).append(check)
@@ -116,7 +116,7 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
 
     The tokens of each segment are compared. The trace groups these tokens by unit.
     """
-    talker.reset(0)
+    talker.cache.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     held: list[int] = []
     last = len(trace["segments"]) - 1
@@ -141,7 +141,7 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
 
 def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
     """Check an utterance of one segment. Its recorded condition already contains the end marks."""
-    talker.reset(0)
+    talker.cache.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     condition = _on_device(talker, arrays["oneshot_cond"])
     fewest, most = trace["min_new"], trace["max_new"]

@@ -62,18 +62,10 @@ class DeviceThread(Engine[SlotChannel]):
     cleanup of a slot) runs on the first thread while the second one is between two launches.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        *,
-        memory_tolerance_bytes: int,
-        inbox_unit_count: int,
-    ) -> None:
-        """Bound each inbox by `inbox_unit_count` units, or seconds if units are shorter."""
+    def __init__(self, device: Device, settings: WorkerSettings) -> None:
         super().__init__()
         self._device = device
-        self._memory_tolerance_bytes = memory_tolerance_bytes
-        self._inbox_unit_count = inbox_unit_count
+        self._settings = settings
         self._has_two_lanes = False
         self._lock = threading.Condition()
         self._channels: dict[int, SlotChannel] = {}
@@ -87,15 +79,6 @@ class DeviceThread(Engine[SlotChannel]):
         self._failure: Exception | None = None
         self._has_loaded = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
-
-    @classmethod
-    def from_settings(cls, settings: WorkerSettings, device: Device) -> DeviceThread:
-        """Return the device thread of a worker with these settings."""
-        return cls(
-            device,
-            memory_tolerance_bytes=settings.memory_tolerance_bytes,
-            inbox_unit_count=settings.limits.inbox_unit_count,
-        )
 
     async def _load(self) -> None:
         self._loaded: asyncio.Future[None] = self._loop.create_future()
@@ -115,7 +98,7 @@ class DeviceThread(Engine[SlotChannel]):
             _log.error("the device thread had failed: %r", error)
 
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
-        inbox = Inbox(self.constants.count_of(self._inbox_unit_count))
+        inbox = Inbox(self.constants.count_of(self._settings.limits.inbox_unit_count))
         channel = SlotChannel(slot, inbox, on_event)
         with self._lock:
             if slot in self._channels:
@@ -143,6 +126,7 @@ class DeviceThread(Engine[SlotChannel]):
     def _put(self, channel: SlotChannel, entry: Entry) -> None:
         with self._lock:
             dropped = channel.inbox.put(entry)
+            channel.dropped_count += dropped is not None
             self._lock.notify_all()
         if dropped:
             channel.on_event(DroppedUnit(dropped))
@@ -151,7 +135,8 @@ class DeviceThread(Engine[SlotChannel]):
         with self._lock:
             channel.is_muted = True
             channel.is_ready = False
-            channel.inbox.clear()
+            channel.dropped_count += len(channel.inbox.entries)
+            channel.inbox.entries.clear()
             channel.past_units = None
 
     async def _close(self, channel: SlotChannel) -> bool:
@@ -165,9 +150,9 @@ class DeviceThread(Engine[SlotChannel]):
 
     def _run(self) -> None:
         try:
-            runner = ModelRunner(
-                self._device, self._memory_tolerance_bytes, self._channels, self._post, self._lock
-            )
+            tolerance_bytes = self._settings.memory_tolerance_bytes
+            shared = self._channels, self._post, self._lock
+            runner = ModelRunner(self._device, tolerance_bytes, *shared)
             self._has_two_lanes = runner.model.constants.lane_count == 2
             first = _Lane.LLM if self._has_two_lanes else _Lane.ALL
             with self._entered(first):
@@ -251,7 +236,7 @@ class DeviceThread(Engine[SlotChannel]):
         if launch is None:
             return next_due_s(waiting, now_s) - now_s
         for item in launch.items:
-            self._channels[item.slot].run(item)
+            self._channels[item.slot].run(item, len(launch.items), now_s)
         return launch
 
     def _launch(

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from duplane.worker.engine.events import Event, FailedUnit
+from duplane.worker.engine.events import Event, FailedUnit, failed_unit
+from duplane.worker.engine.fair_pool import PoolFullError
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.engine.preparation import ThreadPools, prepare_pictures, prepare_unit
+from duplane.worker.engine.preparation import ThreadPools
 from duplane.worker.engine.slot_channel import Channel
 from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
 from duplane.worker.models.chat import ChatRequest
@@ -29,7 +30,12 @@ from duplane.worker.models.interface import (
     Preparer,
     StartChat,
 )
-from duplane.worker.models.types import ConversationOptions, PastUnit, PreparedPicture
+from duplane.worker.models.types import (
+    ConversationOptions,
+    PastUnit,
+    PreparedPicture,
+    UnitFailure,
+)
 
 if TYPE_CHECKING:  # a base install has no Pillow
     from PIL.Image import Image
@@ -126,11 +132,25 @@ class Engine(abc.ABC, Generic[OwnChannel]):
     async def prepare_unit(
         self, channel: OwnChannel, record: UnitRecord
     ) -> UnitRecord | FailedUnit:
-        """Prepare a unit: in a thread if it has pictures or texts to speak, else at once."""
-        if not (record.unit.frames or record.unit.speech):
-            return prepare_unit(self._preparer, record)
-        pool = self._pools.frames
-        return await prepare_pictures(self._preparer, record, channel.preparation, pool)
+        """Prepare a unit. Return its record, or the answer that refuses the unit.
+
+        A picture or a text to speak takes some milliseconds in a thread; a sound, microseconds.
+        """
+        unit = record.unit
+        try:
+            if unit.frames or unit.speech:
+                steps = self._preparer.unit_steps(unit)
+                prepared = await channel.preparation.run_steps(self._pools.frames, steps)
+            else:
+                prepared = self._preparer.unit(unit)
+        except PoolFullError:
+            fault = "too many pictures and texts wait to be prepared"
+            prepared = UnitFailure(unit.slot, "PICTURES_WAIT", fault, is_fatal=False)
+        if isinstance(prepared, UnitFailure):
+            record.drop_input()
+            return failed_unit(record, prepared)
+        record.unit = prepared
+        return record
 
     def prepare_picture(
         self, channel: OwnChannel, picture: Image, max_slices: int | None
@@ -209,11 +229,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     async def close_again(self, slot: int) -> bool:
         """Repeat what `close` does, for a broken slot that no call holds."""
-        return await self.close(self.attach(slot, _ignore))
+        return await self.close(self.attach(slot, lambda _: None))
 
 
 AnyEngine = Engine[Any]
-
-
-def _ignore(event: Event) -> None:
-    """Ignore an event: nobody uses the slot."""

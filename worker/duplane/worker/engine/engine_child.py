@@ -9,28 +9,15 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import numpy as np
 import uvloop
 
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.events import AnsweredUnit, DroppedUnit, Event, FailedUnit
-from duplane.worker.engine.frames import Frames
-from duplane.worker.engine.messages import (
-    Alive,
-    Attach,
-    Call,
-    Close,
-    Closed,
-    Ended,
-    Loaded,
-    Posted,
-    Start,
-)
+from duplane.worker.engine.events import Event
+from duplane.worker.engine.frames import Frames, deliver
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.families import open_device
 from duplane.worker.models.interface import DeviceLostError, LoadError
 from duplane.worker.sandbox import end_with_parent, forbid_inspection
@@ -42,18 +29,21 @@ _log = logging.getLogger("duplane.worker.engine.engine_child")  # __name__ is __
 # messages, does not delay the device thread.
 _SWITCH_INTERVAL_S = 0.0005
 _SIGNS_OF_LIFE = 8  # in the time after which a call counts as stuck or hung
-_NO_AUDIO = np.zeros(0, np.float32)
 
 
 class _Child:
-    """Serves one worker, from its message Start to the end of the connection."""
+    """Serves one worker, from its message `start` to the end of the connection.
+
+    Its methods `receive_*` are the messages of the worker; see `frames.deliver`.
+    """
+
+    _engine: DeviceThread
 
     def __init__(self) -> None:
-        self._frames = Frames(self._receive, self._lose)
+        self._frames = Frames(partial(deliver, self), self._lose)
         loop = asyncio.get_running_loop()
         self._settings: asyncio.Future[WorkerSettings] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
-        self._engine: DeviceThread | None = None
         self._channels: dict[int, SlotChannel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,71 +56,65 @@ class _Child:
         logging.getLogger("duplane").setLevel(logging.DEBUG)  # the worker knows the level
         logging.captureWarnings(settings.log_format == "json")
         try:
-            engine = self._engine = DeviceThread.from_settings(settings, open_device(settings))
-            await engine.start()
+            self._engine = DeviceThread(open_device(settings), settings)
+            await self._engine.start()
         except Exception as error:  # noqa: BLE001 - the root of the process; the worker raises it again
-            ended = Ended(str(error), is_refused=isinstance(error, LoadError))
-            if not ended.is_refused:
+            why, is_refused = str(error), isinstance(error, LoadError)
+            if not is_refused:
                 _log.exception("the model cannot be loaded")
         else:
-            engine.on_launches = self._frames.send
+            engine = self._engine
+            engine.on_launches = lambda records: self._frames.send(("launches", records))
             gc.collect()
             gc.freeze()  # as `fabric.process.announce`
-            loaded = Loaded(engine.constants, engine.description, engine.memory_used_bytes)
-            self._frames.send(loaded)
-            ended = await self._run(engine, min(settings.stuck_after_s, settings.hung_after_s))
+            loaded = engine.constants, engine.description, engine.memory_used_bytes
+            self._frames.send(("loaded", *loaded))
+            why, is_refused = await self._run(settings), False
         await asyncio.sleep(0)  # log records go first
-        self._frames.send(ended)
+        self._frames.send(("ended", why, is_refused))
         self._frames.close()
         await self._lost
 
-    async def _run(self, engine: DeviceThread, limit_s: float) -> Ended:
-        """Send signs of life until the connection is lost or the model has ended."""
-        ends = {engine.ended, self._lost}
+    async def _run(self, settings: WorkerSettings) -> str:
+        """Send signs of life until the connection is lost or the model has ended; return why."""
+        engine, ends = self._engine, {self._engine.ended, self._lost}
+        period_s = min(settings.stuck_after_s, settings.hung_after_s) / _SIGNS_OF_LIFE
         while not any(end.done() for end in ends):
-            self._frames.send(Alive(engine.busy_since_s))
-            period_s = limit_s / _SIGNS_OF_LIFE
+            self._frames.send(("alive", engine.busy_since_s))
             await asyncio.wait(ends, timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
         if self._lost.done():
             await engine.stop()
-            return Ended("the worker has ended")
+            return "the worker has ended"
         error = engine.ended.exception()
         if not isinstance(error, DeviceLostError):
             _log.error("the device thread has failed", exc_info=error)
-        return Ended(str(error))
+        return str(error)
 
-    def _receive(self, message: object) -> None:
-        match message:
-            case Start(settings):
-                self._settings.set_result(settings)
-            case _ if self._engine is None:
-                raise ValueError(f"{type(message).__name__} has come before the model is loaded")
-            case Attach(slot):
-                self._channels[slot] = self._engine.attach(slot, partial(self._post, slot))
-            case Call(slot, method, arguments):
-                getattr(self._engine, method)(self._channels[slot], **arguments)
-            case Close(slot):
-                task = asyncio.create_task(self._close(self._engine, self._channels.pop(slot)))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            case _:
-                raise ValueError(f"an unexpected {type(message).__name__}")
+    def receive_start(self, settings: WorkerSettings) -> None:
+        """Load the model of these settings."""
+        self._settings.set_result(settings)
 
-    async def _close(self, engine: DeviceThread, channel: SlotChannel) -> None:
-        is_clean = await engine.close(channel)
-        closed = Closed(channel.slot, is_clean, engine.memory_used_bytes)
-        self._frames.send(closed, channel.slot)
+    def receive_attach(self, slot: int) -> None:
+        """Open the channel to a slot."""
 
-    def _post(self, slot: int, event: Event) -> None:
-        """Send an event. The worker still has the sound and the pictures of the unit."""
-        match event:
-            case AnsweredUnit(record=record) | FailedUnit(record=UnitRecord() as record):
-                record.unit = replace(record.unit, audio=_NO_AUDIO, frames=())
-            case DroppedUnit(entry=entry):
-                event = DroppedUnit(FailedUnit(entry.sequence, "", "", number=entry.number))
-            case _:
-                pass
-        self._frames.send(Posted(slot, event), slot)
+        def post(event: Event) -> None:
+            self._frames.send(("event", slot, event), slot)
+
+        self._channels[slot] = self._engine.attach(slot, post)
+
+    def receive_call(self, slot: int, method: str, arguments: dict[str, Any]) -> None:
+        """Call a method of the engine with the slot's channel and these arguments."""
+        getattr(self._engine, method)(self._channels[slot], **arguments)
+
+    def receive_close(self, slot: int) -> None:
+        """Clean the slot; then answer."""
+        task = asyncio.create_task(self._close(self._channels.pop(slot)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self, channel: SlotChannel) -> None:
+        slot, is_clean = channel.slot, await self._engine.close(channel)
+        self._frames.send(("closed", slot, is_clean, self._engine.memory_used_bytes), slot)
 
     def _lose(self) -> None:
         if not self._lost.done():
@@ -141,9 +125,7 @@ class _Child:
 class _ForwardingHandler(logging.Handler):
     """Sends each log record to the worker, whose log has one format and one level."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, send: Callable[[logging.LogRecord], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[object], None]) -> None:
         super().__init__()
         self._loop = loop
         self._send = send
@@ -154,7 +136,7 @@ class _ForwardingHandler(logging.Handler):
         if record.exc_info:
             sent.exc_text = logging.Formatter().formatException(record.exc_info)
             sent.exc_info = None
-        self._loop.call_soon_threadsafe(self._send, sent)
+        self._loop.call_soon_threadsafe(self._send, ("log", sent))
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ ends first, the device counts as lost.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
@@ -19,30 +18,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import cast
+from functools import partial
 
 from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
 from duplane.worker.engine.events import AnsweredUnit, DroppedUnit, Event, FailedUnit
-from duplane.worker.engine.frames import Frames
+from duplane.worker.engine.frames import Frames, deliver
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.engine.messages import (
-    Alive,
-    Attach,
-    Call,
-    Close,
-    Closed,
-    Ended,
-    Loaded,
-    Posted,
-    Start,
-)
 from duplane.worker.engine.slot_channel import Channel
-from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
+from duplane.worker.engine.unit_record import LaunchRecord
 from duplane.worker.models.interface import (
     Device,
+    DeviceDescription,
     DeviceLostError,
     LoadError,
+    ModelConstants,
     Open,
     StartChat,
 )
@@ -62,65 +51,34 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 class RemoteChannel(Channel):
     """A channel whose inbox is in the engine process.
 
-    `entries` are the entries that have no outcome yet, by number. When the channel is muted, they
-    count as dropped, also the one that runs.
+    When it is muted, the entries that have no outcome yet count as dropped, also the one that runs.
     """
 
     def __init__(self, slot: int, on_event: Callable[[Event], None]) -> None:
         super().__init__(slot, on_event)
-        self.entries: dict[int, Entry] = {}
+        self.waiting_count = 0
         self.is_muted = False
         self.is_clean: asyncio.Future[bool] | None = None
-        self._dropped_count = 0
-
-    @property
-    def dropped_count(self) -> int:
-        return self._dropped_count
 
     def mute(self) -> None:
         self.is_muted = True
-        self._dropped_count += len(self.entries)
-        self.entries.clear()
+        self.dropped_count += self.waiting_count
 
-    def restored(self, event: Event) -> Event | None:
-        """Return an event with the unit's own record. None if the channel is muted meanwhile."""
-        match event:
-            case AnsweredUnit(record=ran) | FailedUnit(record=UnitRecord() as ran):
-                own = self.entries.pop(ran.number, None)
-                if not isinstance(own, UnitRecord):
-                    return None
-                record = _joined(own, ran)
-                if isinstance(event, AnsweredUnit):
-                    return replace(event, record=record)
-                times = {"receive_time_ns": own.receive_time_ns, "trace": own.trace}
-                return replace(event, record=record, **times)
-            case FailedUnit(number=number):
-                own = self.entries.pop(number, None)
-                return own if isinstance(own, FailedUnit) else None
-            case DroppedUnit(entry=dropped):
-                own = self.entries.pop(dropped.number, None)
-                self._dropped_count += own is not None
-                return own and DroppedUnit(own)
-            case _:
-                return event
-
-
-def _joined(own: UnitRecord, ran: UnitRecord) -> UnitRecord:
-    """Return the record that ran, with what the engine process did not get."""
-    return replace(
-        own,
-        unit=replace(ran.unit, audio=own.unit.audio, frames=own.unit.frames),
-        dropped_count=ran.dropped_count,
-        started_s=ran.started_s,
-        finished_s=ran.finished_s,
-        busy_s=ran.busy_s,
-        batch_size=ran.batch_size,
-        settle_s=ran.settle_s,
-    )
+    def expects(self, event: Event) -> bool:
+        """Note the outcome of an entry. Return False if it comes too late, after `mute`."""
+        if not isinstance(event, AnsweredUnit | FailedUnit | DroppedUnit):
+            return True
+        if not self.is_muted:
+            self.waiting_count -= 1
+            self.dropped_count += isinstance(event, DroppedUnit)
+        return not self.is_muted
 
 
 class EngineProcess(Engine[RemoteChannel]):
-    """The engine process and its interface."""
+    """The engine process and its interface.
+
+    Its methods `receive_*` are the messages of that process; see `frames.deliver`.
+    """
 
     def __init__(self, device: Device, settings: WorkerSettings) -> None:
         """Load only the preparer of `device` here. The model of the settings runs there."""
@@ -130,20 +88,17 @@ class EngineProcess(Engine[RemoteChannel]):
         self._process: subprocess.Popen[bytes] | None = None
         self._has_loaded = False
         self._channels: dict[int, RemoteChannel] = {}
-        self._numbers = itertools.count(1)  # of entries
-        self._frames = Frames(self._receive, self._lose)
+        self._frames = Frames(partial(deliver, self), self._lose)
 
     async def _load(self) -> None:
-        self._loading: asyncio.Future[Loaded] = self._loop.create_future()
+        self._loading: asyncio.Future[None] = self._loop.create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = _start(theirs.fileno())
         await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
-        self._frames.send(Start(self._settings))
+        self._frames.send(("start", self._settings))
         preparing = asyncio.to_thread(self._device.load_preparer)
-        self._preparer, loaded = await asyncio.gather(preparing, self._loading)
-        self.constants, self.description = loaded.constants, loaded.description
-        self.memory_used_bytes = loaded.memory_used_bytes
+        self._preparer, _ = await asyncio.gather(preparing, self._loading)
         self.busy_since_s = self.busy_since_s or time.monotonic()  # its first sign of life
         self._has_loaded = True
 
@@ -168,82 +123,90 @@ class EngineProcess(Engine[RemoteChannel]):
         if slot in self._channels:
             raise ValueError(f"slot {slot} is in use")
         channel = self._channels[slot] = RemoteChannel(slot, on_event)
-        self._send(channel, Attach(slot))
+        self._send(channel, "attach")
         return channel
 
     def begin(self, channel: RemoteChannel, item: Open | StartChat, credit: int = 0) -> None:
-        self._send(channel, Call(channel.slot, "begin", {"item": item, "credit": credit}))
+        self._call(channel, "begin", item=item, credit=credit)
 
     def return_credit(self, channel: RemoteChannel) -> None:
-        self._send(channel, Call(channel.slot, "return_credit"))
+        self._call(channel, "return_credit")
 
     def rebuild(
         self, channel: RemoteChannel, units: Sequence[PastUnit], *, has_more: bool = False
     ) -> None:
-        self._send(channel, Call(channel.slot, "rebuild", {"units": units, "has_more": has_more}))
+        self._call(channel, "rebuild", units=units, has_more=has_more)
 
     def _put(self, channel: RemoteChannel, entry: Entry) -> None:
-        number = next(self._numbers)
-        if isinstance(entry, UnitRecord):
-            sent = UnitRecord(entry.unit, entry.received_s, number=number)
-        else:
-            sent = FailedUnit(entry.sequence, entry.reason, entry.message, number=number)
         if not channel.is_muted:
-            channel.entries[number] = entry
-            self._send(channel, Call(channel.slot, "put", {"entry": sent}))
+            channel.waiting_count += 1
+            self._call(channel, "put", entry=entry)
 
     def mute(self, channel: RemoteChannel) -> None:
         if not channel.is_muted:
-            self._send(channel, Call(channel.slot, "mute"))
+            self._call(channel, "mute")
             channel.mute()
 
     async def _close(self, channel: RemoteChannel) -> bool:
-        self._send(channel, Close(channel.slot))
+        self._send(channel, "close")
         channel.is_clean = self._loop.create_future()
         return await channel.is_clean
 
-    def _send(self, channel: RemoteChannel, message: Attach | Call | Close) -> None:
+    def _call(self, channel: RemoteChannel, method: str, **arguments: object) -> None:
+        """Call a method of the other engine with the slot's channel and these arguments."""
+        self._send(channel, "call", method, arguments)
+
+    def _send(self, channel: RemoteChannel, name: str, *arguments: object) -> None:
         """Send a message unless its channel is being closed: the slot may have its next channel."""
         if channel.is_clean is None:
-            self._frames.send(message, channel.slot)
+            self._frames.send((name, channel.slot, *arguments), channel.slot)
 
-    def _receive(self, message: object) -> None:
-        match message:
-            case Posted(slot, event):
-                channel = self._channels[slot]
-                restored = channel.restored(event)
-                if restored is not None:
-                    self._loop.call_soon(channel.on_event, restored)
-            case list():
-                self._loop.call_soon(self.on_launches, cast("list[LaunchRecord]", message))
-            case Closed(slot, is_clean, memory_used_bytes):
-                self.memory_used_bytes = memory_used_bytes
-                closed = self._channels.pop(slot).is_clean
-                if closed and not closed.done():
-                    closed.set_result(is_clean)
-            case Alive(busy_since_s):
-                # Without a call, it is known until now that there was none.
-                self.busy_since_s = busy_since_s or time.monotonic()
-            case logging.LogRecord():
-                logger = logging.getLogger(message.name)
-                if logger.isEnabledFor(message.levelno):
-                    logger.handle(message)
-            case _:
-                self._receive_change(message)
+    def receive_loaded(
+        self, constants: ModelConstants, description: DeviceDescription, memory_used_bytes: int
+    ) -> None:
+        """The model has loaded."""
+        self.constants, self.description = constants, description
+        self.memory_used_bytes = memory_used_bytes
+        if not self._loading.done():  # else the load was cancelled
+            self._loading.set_result(None)
 
-    def _receive_change(self, message: object) -> None:
-        """Note that the model is loaded, or that it is not or no longer there."""
-        match message:
-            case Loaded():
-                if not self._loading.done():  # else the load was cancelled
-                    self._loading.set_result(message)
-            case Ended(why, is_refused) if not self._loading.done():
-                self._loading.set_exception((LoadError if is_refused else RuntimeError)(why))
-                self.ended.set_result(None)
-            case Ended(why):
-                self._lose(why)
-            case _:
-                raise ValueError(f"an unexpected {type(message).__name__}")
+    def receive_event(self, slot: int, event: Event) -> None:
+        """An event of a slot has come."""
+        channel = self._channels[slot]
+        if channel.expects(event):
+            self._loop.call_soon(channel.on_event, event)
+
+    def receive_launches(self, records: Sequence[LaunchRecord]) -> None:
+        """Launches have ended."""
+        self._loop.call_soon(self.on_launches, records)
+
+    def receive_closed(self, slot: int, is_clean: bool, memory_used_bytes: int) -> None:
+        """A slot is cleaned. No event of it follows."""
+        self.memory_used_bytes = memory_used_bytes
+        closed = self._channels.pop(slot).is_clean
+        if closed and not closed.done():
+            closed.set_result(is_clean)
+
+    def receive_alive(self, busy_since_s: float | None) -> None:
+        """A sign of life has come. Without a call, it is known until now that there was none."""
+        self.busy_since_s = busy_since_s or time.monotonic()
+
+    def receive_log(self, record: logging.LogRecord) -> None:
+        """The engine process logs."""
+        logger = logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+    def receive_ended(self, why: str, is_refused: bool) -> None:
+        """The model cannot be loaded, or has ended with an error. No other message follows.
+
+        `is_refused`: it cannot be loaded because of the checkpoint or the device.
+        """
+        if self._loading.done():
+            self._lose(why)
+        else:
+            self._loading.set_exception((LoadError if is_refused else RuntimeError)(why))
+            self.ended.set_result(None)
 
     def _lose(self, why: str = "the engine process has ended") -> None:
         """Note that no model runs any more."""

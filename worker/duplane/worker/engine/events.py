@@ -43,7 +43,6 @@ class FailedUnit:
     A unit that is refused before it runs stays in the inbox as a FailedUnit, at its position, so
     that the answers have the order of the units. If the failure `is_fatal`, the conversation is
     lost. `record` is the unit's record if the model or the preparer was called with the unit.
-    `number` is that of `UnitRecord`.
     """
 
     sequence: int
@@ -54,7 +53,6 @@ class FailedUnit:
     trace: TraceContext | None = None
     is_fatal: bool = False
     record: UnitRecord | None = None
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

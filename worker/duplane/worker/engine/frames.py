@@ -19,7 +19,7 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -155,6 +155,12 @@ class _Stream:
             buffers = [np.empty(size, np.uint8).data for size in sizes]
             yield from filter(len, buffers)
             on_message(pickle.loads(body[8 * count :], buffers=buffers))
+
+
+def deliver(receiver: object, message: Any) -> None:
+    """Call the method `receive_NAME` of the receiver for a message `(NAME, *arguments)`."""
+    name, *arguments = message
+    getattr(receiver, f"receive_{name}")(*arguments)
 
 
 def encode(message: object) -> list[memoryview]:

@@ -1,6 +1,6 @@
 """The inbox: the bounded queue of one conversation's units that wait for the device.
 
-If the inbox is full, the oldest unit is dropped and counted. The order of the units never changes.
+If the inbox is full, the oldest unit is dropped. The order of the units never changes.
 Requests to speak are never dropped. The inbox has no lock of its own: the device thread's lock
 guards it.
 """
@@ -27,15 +27,14 @@ Entry = UnitRecord | FailedUnit
 class Inbox:
     """A queue of units, and of answers to refused units at the positions of those units.
 
-    `entries` holds the waiting entries, oldest first; `take` removes them. If a unit with
-    `force_listen` is dropped, the next unit gets the flag, so that an interruption is never lost.
-    It also gets the requests to speak; each unit has only a few, and so do a few units together.
+    `entries` holds the waiting entries, oldest first. If a unit with `force_listen` is dropped, the
+    next unit gets the flag, so that an interruption is never lost. It also gets the requests to
+    speak; each unit has only a few, and so do a few units together.
     """
 
     def __init__(self, capacity: int = _UNIT_CAPACITY) -> None:
         self._capacity = {UnitRecord: capacity, FailedUnit: _FAILED_CAPACITY}
         self.entries: deque[Entry] = deque()
-        self.dropped_count = 0
 
     def put(self, entry: Entry) -> Entry | None:
         """Append an entry. If there are then too many of its type, drop and return the oldest."""
@@ -46,22 +45,11 @@ class Inbox:
             return None
         dropped, following = alike[:2]
         self.entries.remove(dropped)
-        self.dropped_count += 1
         if isinstance(dropped, UnitRecord) and isinstance(following, UnitRecord):
             following.unit = _merged(dropped.unit, following.unit)
+        if isinstance(dropped, UnitRecord):
+            dropped.drop_input()
         return dropped
-
-    def take(self) -> Entry:
-        """Remove and return the oldest entry. A unit gets the number of entries dropped so far."""
-        entry = self.entries.popleft()
-        if isinstance(entry, UnitRecord):
-            entry.dropped_count = self.dropped_count
-        return entry
-
-    def clear(self) -> None:
-        """Drop all entries."""
-        self.dropped_count += len(self.entries)
-        self.entries.clear()
 
 
 def _merged(dropped: Unit, following: Unit) -> Unit:

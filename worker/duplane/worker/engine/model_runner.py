@@ -33,11 +33,9 @@ from duplane.worker.models.interface import (
     Device,
     DeviceLostError,
     Item,
-    Part,
     Ready,
     Rebuild,
     Result,
-    RunUnit,
     Unfinished,
 )
 from duplane.worker.models.types import Opened, Rebuilt, UnitFailure, UnitOutput
@@ -86,7 +84,6 @@ class ModelRunner:
         slots of the launch are lost, and no other slot.
         """
         begin_s = time.monotonic()
-        self._note_units(launch, begin_s)
         if launch.block is Block.OPEN:
             self._open_slots.update(item.slot for item in launch.items)
         over: set[int] = set()  # slots that are reported as lost or ended
@@ -101,18 +98,6 @@ class ModelRunner:
             names = [f"{_name(item)} of slot {item.slot}" for item in launch.items]
             _log.exception("a call failed: %s", ", ".join(names))
             self._lose({item.slot for item in launch.items} - over)
-
-    def _note_units(self, launch: Launch, begin_s: float) -> None:
-        """Write the beginning of units, and the size of the launch, to their records."""
-        for item in launch.items:
-            channel = self._channels[item.slot]
-            if (record := channel.begun) is None:
-                continue
-            if isinstance(item, RunUnit):
-                record.started_s, record.settle_s = begin_s, channel.settle_s
-                record.batch_size = len(launch.items)
-            elif isinstance(item, Continue) and item.part is Part.FEED:
-                record.batch_size = len(launch.items)
 
     def _run(self, launch: Launch, begin_s: float, over: set[int]) -> None:
         """Deliver the results of a launch.
@@ -185,6 +170,7 @@ class ModelRunner:
         if record is not None:
             record.finished_s = now_s
             record.busy_s += now_s - begin_s
+            record.drop_input()
         return record
 
     def _fail(

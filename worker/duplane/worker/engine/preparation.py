@@ -13,14 +13,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeVar
 
-from duplane.worker.engine.events import FailedUnit, failed_unit
-from duplane.worker.engine.fair_pool import FairPool, PoolFullError
-from duplane.worker.engine.unit_record import UnitRecord
-from duplane.worker.models.interface import Preparer
-from duplane.worker.models.types import Unit, UnitFailure
+from duplane.worker.engine.fair_pool import FairPool
 
 R = TypeVar("R")
 
@@ -51,6 +46,7 @@ class Preparation:
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
+        self._turn = asyncio.Lock()  # one piece of work at a time: `FairPool` relies on it
         self._started: list[tuple[FairPool, Future[Any]]] = []
 
     def check(self) -> None:
@@ -63,21 +59,29 @@ class Preparation:
 
         Raises PoolFullError.
         """
-        self.check()
-        future = pool.submit(self, work)
-        unfinished = [entry for entry in self._started if not entry[1].done()]
-        self._started = [*unfinished, (pool, future)]
-        return await asyncio.wrap_future(future)
+        async with self._turn:
+            self.check()
+            future = pool.submit(self, work)
+            unfinished = [entry for entry in self._started if not entry[1].done()]
+            self._started = [*unfinished, (pool, future)]
+            return await asyncio.wrap_future(future)
 
     async def run_steps(self, pool: FairPool, steps: Generator[None, None, R]) -> R:
         """Run each step of `steps` like a `work` of its own; return what the last step returns.
 
         Work of other sessions may run between the steps. Raises PoolFullError.
         """
-        while True:
-            returned = await self.run(pool, partial(_step, steps))
-            if returned is not None:
-                return returned[0]
+        returned: list[R] = []
+
+        def step() -> None:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                returned.append(stop.value)
+
+        while not returned:
+            await self.run(pool, step)
+        return returned[0]
 
     async def end(self) -> None:
         """Drop the work that waits. Return when no thread runs any work of the session."""
@@ -87,39 +91,3 @@ class Preparation:
         running = [asyncio.wrap_future(work) for _, work in self._started if not work.cancel()]
         await asyncio.gather(*running, return_exceptions=True)
         self._started = []
-
-
-def _step(steps: Generator[None, None, R]) -> tuple[R] | None:
-    """Run one step. Return what `steps` returns, or None if it has more steps."""
-    try:
-        next(steps)
-    except StopIteration as stop:
-        return (stop.value,)
-    return None
-
-
-def prepare_unit(preparer: Preparer, record: UnitRecord) -> UnitRecord | FailedUnit:
-    """Prepare a unit without pictures and texts, which takes microseconds.
-
-    Return its record, or the answer that refuses the unit.
-    """
-    return _prepared(record, preparer.unit(record.unit))
-
-
-async def prepare_pictures(
-    preparer: Preparer, record: UnitRecord, preparation: Preparation, pool: FairPool
-) -> UnitRecord | FailedUnit:
-    """Do what `prepare_unit` does, in a thread: a picture or a text takes some milliseconds."""
-    try:
-        prepared = await preparation.run_steps(pool, preparer.unit_steps(record.unit))
-    except PoolFullError:
-        fault = "too many pictures and texts wait to be prepared"
-        prepared = UnitFailure(record.slot, "PICTURES_WAIT", fault, is_fatal=False)
-    return _prepared(record, prepared)
-
-
-def _prepared(record: UnitRecord, prepared: Unit | UnitFailure) -> UnitRecord | FailedUnit:
-    if isinstance(prepared, UnitFailure):
-        return failed_unit(record, prepared)
-    record.unit = prepared
-    return record

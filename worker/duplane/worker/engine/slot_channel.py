@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterator, Sequence
 
 from duplane.worker.engine.events import Event, FailedUnit
@@ -34,21 +33,18 @@ _ANSWER = (Part.DECODE, Part.TALK, Part.VOCODE)
 """Parts of the answer to a chat; other parts of a chat are of its prompt."""
 
 
-class Channel(abc.ABC):
+class Channel:
     """One slot's channel, from `Engine.attach` to `Engine.close`, as its call sees it.
 
-    `on_event` is called on the event loop, in the order of the events.
+    `on_event` is called on the event loop, in the order of the events. `dropped_count`: how many
+    units, and answers to refused units, were dropped.
     """
 
     def __init__(self, slot: int, on_event: Callable[[Event], None]) -> None:
         self.slot = slot
         self.on_event = on_event
         self.preparation = Preparation()
-
-    @property
-    @abc.abstractmethod
-    def dropped_count(self) -> int:
-        """How many units, and answers to refused units, the inbox has dropped."""
+        self.dropped_count = 0
 
 
 class SlotChannel(Channel):
@@ -86,10 +82,6 @@ class SlotChannel(Channel):
         self.has_more_past = False
         self.rebuild_since_s: float | None = None
 
-    @property
-    def dropped_count(self) -> int:
-        return self.inbox.dropped_count
-
     def begin(self, item: Open | StartChat, credit: int, now_s: float) -> None:
         """Open the slot with this item."""
         self.next = item
@@ -109,7 +101,7 @@ class SlotChannel(Channel):
         """Take the answers to refused units whose turn has come from the inbox."""
         entries = self.inbox.entries
         while self._is_free and entries and isinstance(answer := entries[0], FailedUnit):
-            self.inbox.take()
+            entries.popleft()
             yield answer
 
     def work(self) -> Work | None:
@@ -125,12 +117,18 @@ class SlotChannel(Channel):
             return _of_unit(item, self.begun)
         return self._background(item, self.since_s)
 
-    def run(self, item: Item) -> None:
-        """Note that a launch runs the slot's work. A unit that begins leaves the inbox."""
+    def run(self, item: Item, size: int, now_s: float) -> None:
+        """Note that a launch of `size` slots runs the slot's work. A new unit leaves the inbox."""
         self.is_running = True
         self.next = None
-        if isinstance(item, RunUnit) and isinstance(entry := self.inbox.take(), UnitRecord):
-            self.begun = entry
+        if isinstance(item, RunUnit):
+            entry = self.inbox.entries.popleft()
+            if isinstance(entry, UnitRecord):
+                self.begun = entry
+                entry.dropped_count = self.dropped_count
+                entry.started_s, entry.settle_s, entry.batch_size = now_s, self.settle_s, size
+        elif self.begun and isinstance(item, Continue) and item.part is Part.FEED:
+            self.begun.batch_size = size
 
     def leave(self, unfinished: Unfinished, now_s: float) -> None:
         """Note the work that the slot has left."""

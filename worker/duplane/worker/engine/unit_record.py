@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from duplane.fabric.v1.trace_pb2 import TraceContext
 from duplane.worker.models.types import Unit
+
+_NO_AUDIO = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class UnitRecord:
     - `busy_s`: the seconds of its launches until then. Between them it waited.
     - `batch_size`: how many slots were in the launch in which the unit chose its first id.
     - `settle_s`: when the settle of the conversation's previous unit began and ended.
-    - `number`: the number that `EngineProcess` gives the unit.
+    - `sample_count`: the length of the unit's sound.
     """
 
     unit: Unit
@@ -45,12 +49,14 @@ class UnitRecord:
     busy_s: float = 0.0
     batch_size: int = 0
     settle_s: tuple[float, float] = (0.0, 0.0)
-    number: int = 0
+    sample_count: int = field(init=False)
 
-    @property
-    def slot(self) -> int:
-        """The slot of the unit's conversation."""
-        return self.unit.slot
+    def __post_init__(self) -> None:
+        self.sample_count = self.unit.audio.size
+
+    def drop_input(self) -> None:
+        """Drop the sound and the pictures: the unit has run, or will not run."""
+        self.unit = replace(self.unit, audio=_NO_AUDIO, frames=())
 
     @property
     def sequence(self) -> int:

@@ -67,7 +67,7 @@ def warm_up(preparer: Preparer, model: Model) -> None:
         _clean_up(model)
     if constants.plans_batches:
         for count in _batch_sizes(constants.slot_count):
-            _run_batch(preparer, model, noise, count)
+            _run_units(preparer, model, noise, count, speaks=True)
             _clean_up(model, count)
 
 
@@ -82,25 +82,21 @@ def _noise(constants: ModelConstants) -> FloatArray:
     return np.random.default_rng(0).normal(0, 0.05, sample_count).astype(np.float32)
 
 
-def _run_units(preparer: Preparer, model: Model, noise: FloatArray) -> None:
-    _finish(model, [Open(0, preparer.conversation(_OPTIONS))], _UNIT)
-    frames = (_FRAME,) if model.constants.accepts_pictures else ()
-    for _ in range(_UNITS):
-        item = _prepared(preparer, Unit(0, noise, frames=frames))
-        results = _finish(model, [item], _UNIT)
-        if not any(isinstance(result, UnitOutput | UnitFailure) for result in results):
-            raise RuntimeError("the model does not answer a unit of noise")
-
-
-def _run_batch(preparer: Preparer, model: Model, noise: FloatArray, count: int) -> None:
-    """Run units of several conversations together. If the model can, it speaks in all of them."""
-    speech = (SpeechRequest(0, "Hi."),) if model.constants.accepts_speech_requests else ()
+def _run_units(
+    preparer: Preparer, model: Model, noise: FloatArray, count: int = 1, *, speaks: bool = False
+) -> None:
+    """Run units of several conversations together; they see, or they speak, if the model can."""
+    constants = model.constants
+    frames = (_FRAME,) if constants.accepts_pictures and not speaks else ()
+    requests = (SpeechRequest(0, "Hi."),) if constants.accepts_speech_requests and speaks else ()
     for slot in range(count):
         _finish(model, [Open(slot, preparer.conversation(_OPTIONS))], _UNIT)
     for number in range(_UNITS):
-        requests = speech if number == 0 else ()
-        units = [Unit(slot, noise, speech=requests) for slot in range(count)]
-        _finish(model, [_prepared(preparer, unit) for unit in units], _UNIT)
+        speech = requests if number == 0 else ()
+        units = [Unit(slot, noise, frames=frames, speech=speech) for slot in range(count)]
+        results = _finish(model, [_prepared(preparer, unit) for unit in units], _UNIT)
+        if sum(isinstance(result, UnitOutput | UnitFailure) for result in results) < count:
+            raise RuntimeError("the model does not answer a unit of noise")
 
 
 def _prepared(preparer: Preparer, unit: Unit) -> RunUnit:

@@ -135,7 +135,7 @@ def test_a_unit_can_be_marked_to_lose_the_device() -> None:
     runner.advance(Launch(Block.OPEN, (opening,)))
     unit = Unit(0, np.full(16_000, Mark.LOST_DEVICE.value, np.float32))
     channel.inbox.put(UnitRecord(unit))
-    channel.run(RunUnit(unit))
+    channel.run(RunUnit(unit), 1, 0.0)
     with pytest.raises(DeviceLostError):
         runner.advance(Launch(Block.BEGIN, (RunUnit(unit),)))
 

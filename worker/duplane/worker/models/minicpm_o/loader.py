@@ -18,9 +18,8 @@ from duplane.worker.models.minicpm_o.audio.whisper import UNIT_POSITIONS, AudioC
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 from duplane.worker.models.minicpm_o.checkpoint import field as read_field
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
-from duplane.worker.models.minicpm_o.llm.chat_template import ChatTemplate
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
-from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
+from duplane.worker.models.minicpm_o.llm.tokenizer import ChatTemplate, Tokens
 from duplane.worker.models.minicpm_o.preparer_parts import (
     MAX_VOICE_TOKENS,
     VOCODER_FOLDER,

@@ -10,8 +10,7 @@ from typing import Any
 from duplane.worker.models.minicpm_o.audio.whisper import UNIT_POSITIONS, AudioConfig
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, read_config, read_json
 from duplane.worker.models.minicpm_o.checkpoint import field as read_field
-from duplane.worker.models.minicpm_o.llm.chat_template import ChatTemplate
-from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
+from duplane.worker.models.minicpm_o.llm.tokenizer import ChatTemplate, Tokens
 from duplane.worker.models.minicpm_o.types import WindowRules
 from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.minicpm_o.vocoder import harmonic

@@ -19,7 +19,7 @@ from torch import Tensor
 from duplane.worker.models.interface import DeviceLostError
 from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
-from duplane.worker.models.minicpm_o.llm.sampling import CountedUniforms, SeededUniforms
+from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.preparer import PreparedConversation
 from duplane.worker.models.minicpm_o.proof import Proofs, relative_error
@@ -144,7 +144,7 @@ def _speak(model: DuplexModel, count: int) -> Tensor:
     assert talker is not None
     assert vocoder is not None
     condition = talker.condition(range(TEXT_IDS), model.llm.embed(range(TEXT_IDS)).unbind())
-    uniforms = [CountedUniforms(SeededUniforms(slot)) for slot in range(count)]
+    uniforms = [SeededUniforms(slot) for slot in range(count)]
     size = TOKENS_PER_UNIT + vocoder.lookahead
     found: list[Tensor] = []
     for _ in range(SPOKEN_UNITS):

@@ -25,12 +25,14 @@ class Listed:
 
     def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
+        self.used_count = 0
 
     def peek(self, count: int) -> list[float]:
         return (self.numbers + [0.0] * count)[:count]
 
     def advance(self, count: int) -> None:
         del self.numbers[:count]
+        self.used_count += count
 
 
 class Sampling:

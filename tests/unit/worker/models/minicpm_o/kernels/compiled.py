@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from duplane.worker.models.minicpm_o.llm.attention import TILE
-from duplane.worker.models.minicpm_o.llm.triton_attention import (
+from duplane.worker.models.minicpm_o.llm.triton_kernels import (
     SPLIT,
     attend_split,
     combine_splits,
+    place_head,
+    silu_times_up_block,
 )
-from duplane.worker.models.minicpm_o.llm.triton_heads import place_head
-from duplane.worker.models.minicpm_o.llm.triton_silu import silu_times_up_block
 
 ARCHITECTURES = (80, 90)
 """A100, H100 and H200."""

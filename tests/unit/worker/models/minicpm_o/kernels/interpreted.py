@@ -6,7 +6,7 @@ Triton decides when it is imported whether it interprets kernels, so a process o
 from __future__ import annotations
 
 import random as numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.model.decoders import QWEN
 
-from duplane.worker.models.minicpm_o.llm import kv_cache, operations, triton_attention
+from duplane.worker.models.minicpm_o.llm import kv_cache, operations
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
-from duplane.worker.models.minicpm_o.llm.triton_heads import place_heads
-from duplane.worker.models.minicpm_o.llm.triton_silu import silu_times_up
+from duplane.worker.models.minicpm_o.llm.triton_kernels import attend, place_heads, silu_times_up
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """The interpreter cuts float32 off to bfloat16, where a device rounds."""
@@ -73,7 +72,9 @@ def test_placed_heads_are_those_of_torch_and_no_bit_depends_on_the_company(
             norm.requires_grad_(False).weight.copy_(random(3 + seed, width))
     places = torch.tensor(order.sample(range(40), rows))
 
-    def placed(place: operations.Places, part: slice, at: torch.Tensor) -> list[torch.Tensor]:
+    def placed(
+        place: Callable[..., torch.Tensor], part: slice, at: torch.Tensor
+    ) -> list[torch.Tensor]:
         """Return queries, and all rows of the pools."""
         pools = torch.zeros(2, key_heads, 40, width, dtype=dtype)
         own = angles[0][part], angles[1][part]
@@ -142,7 +143,7 @@ def attended(
     plain = cache.attend(1, rows, queries)
     for slot, count in counts:
         cache.truncate(slot, cache.length(slot) - count)
-    cache.kernel = partial(triton_attention.attend, split=SPLIT)
+    cache.kernel = partial(attend, split=SPLIT)
     return cache.attend(1, cache.extend(counts), queries), plain
 
 
@@ -186,6 +187,7 @@ def test_all_kernels_are_accepted(dtype: torch.dtype, caplog: pytest.LogCaptureF
     decoder = Decoder(QWEN, 2, CAPACITY, torch.device("cpu"), dtype)
     decoder.use_kernels("LLM")
     assert not caplog.records
-    assert decoder.cache.kernel is triton_attention.attend
-    assert decoder.operations == operations.Operations(silu_times_up, place_heads)
+    assert decoder.cache.kernel is attend
+    assert decoder.operations.silu_times_up is silu_times_up
+    assert decoder.operations.place_heads is place_heads
     assert not decoder.cache.keys.any()

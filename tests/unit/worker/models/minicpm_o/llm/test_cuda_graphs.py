@@ -16,7 +16,7 @@ from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 from duplane.worker.models.minicpm_o.llm.attention import Tiles
-from duplane.worker.models.minicpm_o.llm.decoder import DecoderConfig
+from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.language_model import split_rows
 
@@ -34,6 +34,10 @@ CONFIG = DecoderConfig(
 )
 
 
+def cache_of(config: DecoderConfig, slots: int, capacity: int) -> KVCache:
+    return Decoder(config, slots, capacity, torch.device("cpu"), torch.float32).cache
+
+
 def make(size: int) -> Any:
     return SimpleNamespace(run=lambda: None, size=size)
 
@@ -42,7 +46,7 @@ def test_a_check_that_raises_leaves_no_rows_in_its_slots(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(graph, "Graph", lambda call, pool: SimpleNamespace(pool=None, replay=call))
-    cache = CONFIG.cache(2, 16, torch.device("cpu"), torch.float32)
+    cache = cache_of(CONFIG, 2, 16)
 
     cache.kernel = attend_to_pages
 
@@ -62,7 +66,7 @@ def test_a_check_that_raises_leaves_no_rows_in_its_slots(
 
 
 def test_without_a_kernel_there_are_no_passes() -> None:
-    cache = CONFIG.cache(2, 16, torch.device("cpu"), torch.float32)
+    cache = cache_of(CONFIG, 2, 16)
     found = graphs.PassGraphs[Any](cache, "LLM")
     found.capture((1, 2), make, lambda *_: 0.0)
     assert found.find(1) is None
@@ -70,7 +74,7 @@ def test_without_a_kernel_there_are_no_passes() -> None:
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 4), (4, 4), (5, 32), (32, 32)])
 def test_the_smallest_pass_with_room_is_found(rows: int, size: int) -> None:
-    cache = CONFIG.cache(6, 16, torch.device("cpu"), torch.float32)
+    cache = cache_of(CONFIG, 6, 16)
     cache.kernel = attend_to_pages
     found = graphs.PassGraphs[Any](cache, "LLM")
     found.capture((32, 4), make, lambda *_: 0.0, is_replayed=False)
@@ -86,7 +90,7 @@ def test_the_numbers_of_a_pass_are_those_of_the_cache_and_padding(
 ) -> None:
     """Rows of the slots are those that the cache plans; each padding row is on the scratch page."""
     most, slots = size
-    cache = replace(CONFIG, query_heads=16).cache(4, 600, torch.device("cpu"), torch.float32)
+    cache = cache_of(replace(CONFIG, query_heads=16), 4, 600)
     cache.kernel = attend_to_pages
     chosen = sorted(data.draw(st.sets(st.integers(0, 3), min_size=1, max_size=slots)))
     starts = [data.draw(st.integers(0, 560)) for _ in chosen]

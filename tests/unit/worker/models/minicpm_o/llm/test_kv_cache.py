@@ -55,34 +55,25 @@ def test_rows_follow_what_the_slot_holds() -> None:
     assert [cache.length(slot) for slot in range(4)] == [1, 5, 0, 1]
 
 
-def test_contexts_at_equal_distances_attend_in_one_call() -> None:
+def test_each_slot_attends_to_the_rows_up_to_its_own() -> None:
     cache = build()
     write(cache, [(1, 3)], 1.0)
-    first, second = calls(cache, [(0, 2), (1, 2), (3, 2)])
-    assert (first.rows, first.slot_count, first.length) == (slice(0, 4), 2, 5)
-    assert (second.rows, second.slot_count, second.length) == (slice(4, 6), 1, 2)
-    assert first.mask is not None
-    assert first.mask.shape == (2, 1, 6, 5)
-    assert first.mask[:, 0, :2].isfinite().int().tolist() == [
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]],
-        [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
-    ]
-    (spaced,) = calls(cache, [(0, 1), (2, 1)])
-    assert spaced.distance == 2 * first.distance == 2 * 8
+    first, second = calls(cache, [(0, 1), (1, 2)])
+    assert (first.rows, first.places, first.mask) == (slice(0, 1), slice(0, 1), None)
+    assert (second.rows, second.places) == (slice(1, 3), slice(8, 13))
+    assert second.mask is not None
+    assert second.mask.isfinite().int().tolist() == 3 * [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
 
 
-def test_contexts_in_pages_that_are_no_neighbours_attend_alone() -> None:
+def test_contexts_in_pages_that_are_no_neighbours_are_copied() -> None:
     cache = build()
     cache.pages.free -= {1, 2, 3}
     write(cache, [(0, 6)], 1.0)
     assert cache.pages.held[0] == [0, 4]
-    found = calls(cache, [(0, 1), (1, 1), (3, 1)])
-    assert [call.places is None for call in found] == [False, True, True]
-    assert [call.slot_count for call in found] == [1, 1, 1]
-
-
-def test_one_row_of_contexts_as_long_needs_no_mask() -> None:
-    assert [call.mask for call in calls(build(), [(1, 1), (2, 1)])] == [None]
+    apart, whole = calls(cache, [(0, 1), (3, 1)])
+    assert isinstance(apart.places, Tensor)
+    assert apart.places.tolist() == [0, 1, 2, 3, 16, 17, 18]
+    assert whole.places == slice(24, 25)
 
 
 def test_a_slot_without_room_changes_nothing_for_any() -> None:
@@ -171,11 +162,10 @@ def test_only_rows_that_were_written_can_be_restored() -> None:
     cache = build()
     write(cache, [(1, 6)], 1.0)
     cache.truncate(1, 2)
-    cache.restore(1, 6)
+    cache.rewind(1, 6)
     assert held(cache, 1) == [1.0] * 6
-    for length in (5, 7):
-        with pytest.raises(ValueError, match="to restore"):
-            cache.restore(1, length)
+    with pytest.raises(ValueError, match="never had 7 rows"):
+        cache.rewind(1, 7)
 
 
 def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,10 +40,16 @@ def states_of(decoder: Decoder) -> Tensor:
     return result
 
 
-@pytest.fixture(autouse=True)
-def _attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "triton_attend", lambda: attend_to_pages)
-    monkeypatch.setattr(operations, "triton_place_heads", lambda: operations.place_heads)
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return the kernels that are used, which a test may replace."""
+    played = SimpleNamespace(
+        attend=attend_to_pages,
+        place_heads=operations.place_heads,
+        silu_times_up=operations.silu_times_up,
+    )
+    monkeypatch.setattr(operations, "kernels", lambda: played)
+    return played
 
 
 def build() -> Decoder:
@@ -64,12 +71,12 @@ def build() -> Decoder:
 def test_a_faulty_kernel_is_named_and_torch_serves(
     kernel: Callable[[Tensor], Tensor],
     reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    kernels: SimpleNamespace,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     decoder = build()
     expected = states_of(decoder)
-    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: kernel)
+    kernels.silu_times_up = kernel
     decoder.use_kernels("LLM")
     torch.testing.assert_close(states_of(decoder), expected)
     (record,) = caplog.records
@@ -91,13 +98,12 @@ def without_norm(heads: Tensor, norms: Any, *arguments: Any) -> Tensor:
 @pytest.mark.parametrize("kernel", [write_elsewhere, without_norm])
 def test_heads_that_differ_are_placed_by_torch(
     kernel: Callable[..., Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+    kernels: SimpleNamespace,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     decoder = build()
     expected = states_of(decoder)
-    monkeypatch.setattr(operations, "triton_place_heads", lambda: kernel)
-    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: operations.silu_times_up)
+    kernels.place_heads = kernel
     decoder.use_kernels("LLM")
     torch.testing.assert_close(states_of(decoder), expected)
     (record,) = caplog.records
@@ -108,7 +114,7 @@ def test_heads_that_differ_are_placed_by_torch(
 
 
 def test_a_kernel_that_agrees_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernels: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     decoder = build()
     expected = states_of(decoder)
@@ -118,7 +124,7 @@ def test_a_kernel_that_agrees_serves(
         calls.append(states.shape)
         return operations.silu_times_up(states)
 
-    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: kernel)
+    kernels.silu_times_up = kernel
     decoder.use_kernels("LLM")
     calls.clear()
     assert decoder.cache.kernel is attend_to_pages
@@ -128,7 +134,7 @@ def test_a_kernel_that_agrees_serves(
 
 
 def test_attention_that_differs_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernels: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel does not see the first row of each context."""
     decoder = build()
@@ -140,8 +146,7 @@ def test_attention_that_differs_is_not_used(
         values[:, [held[0] * pages.page_rows for held in pages.held if held]] = 0
         return attend_to_pages(queries, keys, values, pages, positions, tiles)
 
-    monkeypatch.setattr(operations, "triton_attend", lambda: blind)
-    monkeypatch.setattr(operations, "triton_silu_times_up", lambda: operations.silu_times_up)
+    kernels.attend = blind
     decoder.use_kernels("LLM")
     assert decoder.cache.kernel is None
     assert torch.equal(states_of(decoder), expected)

@@ -70,7 +70,7 @@ def test_drawing_among_the_candidates_draws_what_all_ids_would(
     if bool(((cumulative - uniform).abs() < 1e-6).any()):
         return  # the number is close to the boundary between two ids, so either id is right
     assert torch.equal(
-        choose_ids(scores, [DrawSettings(False, 0.7, top_k, top_p)], [uniform]).choice, expected
+        choose_ids(scores, [DrawSettings(False, 0.7, top_k, top_p)], [uniform])[0], expected
     )
 
 

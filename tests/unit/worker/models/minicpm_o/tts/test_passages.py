@@ -39,7 +39,7 @@ def stream(slot: int, seed: int) -> SpeechStream:
 
 def passages(talker: Talker, speech: SpeechStream, limit: int) -> list[list[int]]:
     """Draw three passages, each to its end."""
-    talker.reset(speech.slot)
+    talker.cache.reset(speech.slot)
     tokens_of: list[list[int]] = []
     for seed in range(3):
         speech.begin(condition(talker, seed), fewest=2, most=40)
@@ -47,7 +47,7 @@ def passages(talker: Talker, speech: SpeechStream, limit: int) -> list[list[int]
         while not speech.is_done:
             tokens += advance(talker, [speech], limit)[0]
         tokens_of.append(tokens)
-    talker.reset(speech.slot)
+    talker.cache.reset(speech.slot)
     return tokens_of
 
 
@@ -69,7 +69,7 @@ def test_tokens_do_not_depend_on_the_other_slot(talker: Talker) -> None:
             tokens_of[speech.slot] += tokens
     assert tokens_of == alone
     for slot in (0, 1):
-        talker.reset(slot)
+        talker.cache.reset(slot)
 
 
 def test_after_a_cut_off_passage_the_last_token_is_fed_with_the_next_one(talker: Talker) -> None:
@@ -84,7 +84,7 @@ def test_after_a_cut_off_passage_the_last_token_is_fed_with_the_next_one(talker:
     speech.begin(rows, fewest=1, most=1)
     advance(talker, [speech], 1)
     assert talker.cache.length(0) == 2 * len(rows) + 30
-    talker.reset(0)
+    talker.cache.reset(0)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def recomputing(talker: Talker) -> Iterator[Talker]:
     talker.dims = replace(dims, is_recomputing=True)
     yield talker
     talker.dims = dims
-    talker.reset(0)
+    talker.cache.reset(0)
 
 
 @pytest.mark.parametrize("limit", [25, 3])
@@ -115,7 +115,7 @@ def test_recomputing_attends_only_to_the_passage_before(recomputing: Talker, lim
     for number, passage in enumerate(rows):
         fresh = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=0.8)
         fresh.history = history[-REPETITION_WINDOW:]
-        talker.reset(0)
+        talker.cache.reset(0)
         before = rows[number - 1 : number] if number else []
         earlier = [talker.emb_code[0](torch.tensor(tokens_of[number - 1]))] if number else []
         fresh.begin(torch.cat((*before, *earlier, passage)), fewest=2, most=20)
@@ -167,4 +167,4 @@ def test_an_answer_longer_than_the_cache_continues_without_its_earlier_rows(talk
             assert talker.cache.length(0) <= 128
     finally:
         talker.cache.capacity = capacity
-        talker.reset(0)
+        talker.cache.reset(0)

@@ -87,7 +87,7 @@ class ChatSampling:
             source.peek(1)[0] if row.is_drawn else 0.0
             for row, source in zip(draws, uniforms, strict=True)
         ]
-        chosen = choose_ids(self._scores(slots, options, logits), draws, ahead).choice
+        chosen, _ = choose_ids(self._scores(slots, options, logits), draws, ahead)
         chosen = torch.where(logits.sum(-1).isfinite(), chosen, NOT_FINITE)
         ids: list[int] = download(chosen).tolist()
         new = [

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.duplex.requested_speech import Required
 from duplane.worker.models.minicpm_o.llm.sampling import (
-    CountedUniforms,
     DrawSettings,
     PenalisedIds,
     RecentIds,
@@ -60,7 +59,7 @@ class SlotSampling:
 
     slot: int
     options: ConversationOptions
-    uniforms: CountedUniforms
+    uniforms: Uniforms
     draws: DrawSettings
     recent: RecentIds
 
@@ -90,7 +89,7 @@ class DuplexSampling:
             top_p=options.top_p or 2.0,
         )
         recent = RecentIds(options.text_repetition_window_size)
-        return SlotSampling(slot, options, CountedUniforms(uniforms), draws, recent)
+        return SlotSampling(slot, options, uniforms, draws, recent)
 
     def repeat(self, conversation: SlotSampling, chosen: Sequence[int], draw_count: int) -> None:
         """Let the penalty count earlier choices, and skip the uniform numbers that they used."""

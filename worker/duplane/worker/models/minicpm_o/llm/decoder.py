@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
-from duplane.worker.models.minicpm_o.layers import linear, pack_linear
+from duplane.worker.models.minicpm_o.layers import embedding, linear, pack_linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
-from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate, use_kernels
+from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate
 
 
 @dataclass(frozen=True)
@@ -66,27 +66,6 @@ class DecoderConfig:
             norm_eps=field(config, "rms_norm_eps", float, 1e-6),
             has_head_norm=has_head_norm,
             has_attention_bias=field(config, "attention_bias", bool, False),
-        )
-
-    def cache(
-        self,
-        slot_count: int,
-        capacity: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        share: float = 1.0,
-    ) -> KVCache:
-        """Allocate the cache of a decoder with these dimensions."""
-        return KVCache(
-            layers=self.layers,
-            slots=slot_count,
-            heads=self.key_heads,
-            queries_per_head=self.query_heads // self.key_heads,
-            capacity=capacity,
-            head_dim=self.head_dim,
-            device=device,
-            dtype=dtype,
-            share=share,
         )
 
 
@@ -221,15 +200,30 @@ class Decoder(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         share: float = 1.0,
+        vocabulary: int = 0,
     ) -> None:
+        """Reserve `share` of each context. With a `vocabulary` there is a table of embeddings."""
         super().__init__()
-        self.operations = Operations()
-        self._inner, self._has_head_norm = config.intermediate_size, config.has_head_norm
+        inner, has_head_norm = config.intermediate_size, config.has_head_norm
+        self.operations = Operations(inner, has_head_norm=has_head_norm)
         self.layers = nn.ModuleList(
             [Layer(config, self.operations, device, dtype) for _ in range(config.layers)]
         )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
-        self.cache = config.cache(slot_count, capacity, device, dtype, share)
+        if vocabulary:
+            width = config.hidden_size
+            self.embed_tokens = embedding(vocabulary, width, device=device, dtype=dtype)
+        self.cache = KVCache(
+            layers=config.layers,
+            slots=slot_count,
+            heads=config.key_heads,
+            queries_per_head=config.query_heads // config.key_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            device=device,
+            dtype=dtype,
+            share=share,
+        )
         self._rotary = Rotary(config, capacity, device)
 
     def forward(self, embeds: Tensor, rows: Rows) -> Tensor:
@@ -241,13 +235,7 @@ class Decoder(nn.Module):
 
     def use_kernels(self, name: str) -> None:
         """Use the Triton kernels that agree with torch on this decoder's device."""
-        use_kernels(
-            self.operations,
-            self.cache,
-            inner=self._inner,
-            has_head_norm=self._has_head_norm,
-            name=name,
-        )
+        self.operations.use_kernels(self.cache, name)
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.llm.attention import (
     TILE,
+    Call,
     Kernel,
     Rows,
     Tiles,
     attend,
-    plan_calls,
+    causal_mask,
     plan_tiles,
 )
 from duplane.worker.models.minicpm_o.llm.pages import CacheFullError, PageTable
@@ -118,14 +119,22 @@ class KVCache:
         lists = [positions, last, places, list(chain.from_iterable(tiles))]
         sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
         at, ends, where, numbers = sent.split_with_sizes([len(numbers) for numbers in lists])
-        lengths = [stop for _, _, stop in spans]
         if self.kernel:
-            plan = Tiles(numbers.view(-1, 3), max(lengths))
+            plan = Tiles(numbers.view(-1, 3), max(stop for _, _, stop in spans))
         else:
-            plan = plan_calls(
-                counts, lengths, self.pages, at, self.queries_per_head, self.keys.dtype
-            )
+            plan = [
+                self._call(slot, slice(end - count + 1, end + 1), at)
+                for (slot, count), end in zip(counts, last, strict=True)
+            ]
         return Rows(at, where if places else _slice(ranges[0]), ends, plan)
+
+    def _call(self, slot: int, rows: slice, positions: Tensor) -> Call:
+        """Return the call for the packed rows of a slot, whose length includes them."""
+        length, mask = self._lengths[slot], None
+        if rows.stop - rows.start > 1:
+            queries = positions[rows].repeat(self.queries_per_head)
+            mask = causal_mask(queries, length, self.keys.dtype)
+        return Call(rows, self._places(slot, 0, length), mask)
 
     def grow(self, counts: Sequence[tuple[int, int]]) -> None:
         """Add `(slot, number of rows)` to the lengths, slots ascending.
@@ -206,20 +215,17 @@ class KVCache:
         self._set_lengths([(slot, length)])
         self._give_back(slot, max(self.pages.reserved, -(-length // self.pages.page_rows)))
 
-    def restore(self, slot: int, length: int) -> None:
-        """Undo a `truncate`: set the length back to `length`, which includes the dropped rows."""
-        if not self._lengths[slot] <= length <= self._touched[slot]:
-            raise ValueError(f"slot {slot} has no {length} rows to restore")
-        self._lengths[slot] = length
-
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the rows from `length` on. The next rows overwrite them, or `reset` zeroes them."""
+        """Drop the rows from `length` on. The next rows overwrite them, or `reset` zeroes them.
+
+        Until then `rewind` can restore them.
+        """
         if not 0 <= length <= self._lengths[slot]:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
         self._lengths[slot] = length
 
     def rewind(self, slot: int, length: int) -> None:
-        """Set the length back to its value before a failed pass. This drops the pass's rows."""
+        """Set the length back to one that it had before, with the rows that it had then."""
         if not 0 <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} never had {length} rows")
         self._lengths[slot] = length

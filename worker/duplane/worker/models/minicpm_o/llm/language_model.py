@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
-from duplane.worker.models.minicpm_o.layers import embedding, linear
+from duplane.worker.models.minicpm_o.layers import linear
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
@@ -32,23 +32,6 @@ PASS_ROWS = (4, 32, 128, PREFILL_ROWS)
 are most passes, have a small one."""
 PASS_SLOTS = 64
 """Maximum number of slots of a pass on a GPU."""
-
-
-class _Body(Decoder):
-    """The decoder and the embedding table, which have a common prefix in the checkpoint."""
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        vocabulary: int,
-        slot_count: int,
-        capacity: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        share: float,
-    ) -> None:
-        super().__init__(config, slot_count, capacity, device, dtype, share)
-        self.embed_tokens = embedding(vocabulary, config.hidden_size, device=device, dtype=dtype)
 
 
 class Pass:
@@ -132,9 +115,9 @@ class LanguageModel(nn.Module):
         dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=10_000.0)
         self.vocabulary = field(config, "vocab_size", int)
         self.hidden_size = dims.hidden_size
-        self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype, share)
+        self.model = Decoder(dims, slot_count, capacity, device, dtype, share, self.vocabulary)
         self.cache = self.model.cache
-        self.graphs: PassGraphs[Pass] | None = None
+        self.graphs = PassGraphs[Pass](self.cache, "LLM")
         self.is_tied = field(config, "tie_word_embeddings", bool, False)
         if not self.is_tied:
             self.lm_head = linear(
@@ -183,7 +166,7 @@ class LanguageModel(nn.Module):
     def _has_pass(self, counts: Sequence[tuple[int, int]]) -> bool:
         """Whether there are passes of a fixed size for these rows."""
         rows = min(sum(count for _, count in counts), PASS_ROWS[-1])
-        return self.graphs is not None and self.graphs.find(rows) is not None
+        return self.graphs.find(rows) is not None
 
     def _launch(
         self, counts: Sequence[tuple[int, int]], inputs: Tensor | Sequence[int]
@@ -193,7 +176,6 @@ class LanguageModel(nn.Module):
         Yields each pass when it is launched, its number of rows, and how many of its slots get no
         further rows in a later pass.
         """
-        assert self.graphs is not None
         starts = {slot: self.cache.length(slot) for slot, _ in counts}
         self.cache.grow(counts)
         parts, first = split_rows(counts, PASS_ROWS[-1], PASS_SLOTS), 0
@@ -211,9 +193,8 @@ class LanguageModel(nn.Module):
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture passes as CUDA graphs; `feed` and `append` use them from then on."""
-        graphs = PassGraphs[Pass](self.cache, "LLM")
-        graphs.capture(PASS_ROWS, partial(Pass, self), self._check, is_replayed=is_replayed)
-        self.graphs = graphs
+        make = partial(Pass, self)
+        self.graphs.capture(PASS_ROWS, make, self._check, is_replayed=is_replayed)
 
     def _check(self, one: Pass, run: Callable[[], None]) -> float:
         """Compare a pass with the plain path, in one long context and in short ones."""
@@ -241,7 +222,7 @@ class LanguageModel(nn.Module):
         if slide.ids:
             self.cache.truncate(slot, slide.start)
             self.append_long(slot, slide.ids)
-            self.cache.restore(slot, length)
+            self.cache.rewind(slot, length)
 
     def append_long(self, slot: int, inputs: Tensor | Sequence[int]) -> list[Tensor]:
         """Append any number of rows, as those of `feed`, to one slot in passes of bounded size.

@@ -6,15 +6,13 @@ Every device has the form in torch. On CUDA `use_kernels` replaces it by the ker
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from duplane.worker.models.minicpm_o.llm.attention import Kernel
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.proof import (
     FIRST_ROWS,
@@ -67,70 +65,51 @@ def place_heads(
     return queries
 
 
-Places: TypeAlias = Callable[..., Tensor]
-"""The arguments and the result are those of `place_heads`."""
+def kernels() -> Any:
+    """Import the module of the kernels, which needs Triton."""
+    from duplane.worker.models.minicpm_o.llm import triton_kernels
+
+    return triton_kernels
 
 
-@dataclass
 class Operations:
     """The operations of all layers of one decoder."""
 
-    silu_times_up: Callable[[Tensor], Tensor] = silu_times_up
-    place_heads: Places = place_heads
+    def __init__(self, inner: int, *, has_head_norm: bool) -> None:
+        """`inner` is the width of the feed-forward block."""
+        self._inner, self._has_head_norm = inner, has_head_norm
+        self.silu_times_up: Callable[[Tensor], Tensor] = silu_times_up
+        self.place_heads: Callable[..., Tensor] = place_heads
+
+    @torch.inference_mode()
+    def use_kernels(self, cache: KVCache, name: str) -> None:
+        """Replace operations by kernels that agree with torch on the device and dtype of `cache`.
+
+        `name` is that of the decoder. All slots of the cache must be empty.
+        """
+        proofs = Proofs(f"kernels of the {name}")
+        tolerance = KERNEL_TOLERANCES[cache.keys.dtype]
+        if proofs.accepts("silu times up", partial(_check_silu, cache, self._inner), tolerance):
+            self.silu_times_up = kernels().silu_times_up
+        if proofs.accepts("heads", partial(_check_heads, cache, self._has_head_norm), tolerance):
+            self.place_heads = kernels().place_heads
+        is_alike = proofs.accepts("attention", partial(_check_attend, cache), tolerance)
+        cache.kernel = kernels().attend if is_alike else None
+        for slot in range(cache.slot_count):
+            cache.reset(slot)
+        proofs.report()
 
 
-def triton_silu_times_up() -> Callable[[Tensor], Tensor]:
-    """Import the kernel, which needs Triton."""
-    from duplane.worker.models.minicpm_o.llm import triton_silu
-
-    return triton_silu.silu_times_up
-
-
-def triton_place_heads() -> Places:
-    """Import the kernel, which needs Triton."""
-    from duplane.worker.models.minicpm_o.llm import triton_heads
-
-    return triton_heads.place_heads
-
-
-def triton_attend() -> Kernel:
-    """Import the kernel, which needs Triton."""
-    from duplane.worker.models.minicpm_o.llm import triton_attention
-
-    return triton_attention.attend
-
-
-@torch.inference_mode()
-def use_kernels(
-    operations: Operations, cache: KVCache, *, inner: int, has_head_norm: bool, name: str
-) -> None:
-    """Replace operations by kernels, if these agree with torch on the device and dtype of `cache`.
-
-    `inner` is the width of the feed-forward block, and `has_head_norm` tells whether heads have
-    norms; `name` is that of the decoder. All slots of the cache must be empty.
-    """
-    proofs = Proofs(f"kernels of the {name}")
-    tolerance = KERNEL_TOLERANCES[cache.keys.dtype]
-
-    def check_silu() -> float:
-        kernel = triton_silu_times_up()
-        passes = [varied(rows, 2 * inner, like=cache.keys) for rows in CHECKED_ROWS]
-        return relative_error([(kernel(states), silu_times_up(states)) for states in passes])
-
-    if proofs.accepts("silu times up", check_silu, tolerance):
-        operations.silu_times_up = triton_silu_times_up()
-    if proofs.accepts("heads", partial(_check_heads, cache, has_head_norm), tolerance):
-        operations.place_heads = triton_place_heads()
-    is_alike = proofs.accepts("attention", partial(_check_attend, cache), tolerance)
-    cache.kernel = triton_attend() if is_alike else None
-    for slot in range(cache.slot_count):
-        cache.reset(slot)
-    proofs.report()
+def _check_silu(cache: KVCache, inner: int) -> float:
+    """Compare the kernel with torch, for one row and for some rows."""
+    kernel = kernels().silu_times_up
+    passes = [varied(rows, 2 * inner, like=cache.keys) for rows in CHECKED_ROWS]
+    return relative_error([(kernel(states), silu_times_up(states)) for states in passes])
 
 
 def _check_heads(cache: KVCache, has_norm: bool) -> float:
     """Compare the kernel with torch, for one row and for some rows of a context."""
-    kernel, like = triton_place_heads(), cache.keys
+    kernel, like = kernels().place_heads, cache.keys
     keys, values = cache.keys[0], cache.values[0]
     count, _, width = keys.shape
     norms = None
@@ -155,7 +134,7 @@ def _check_heads(cache: KVCache, has_norm: bool) -> float:
 
 def _check_attend(cache: KVCache) -> float:
     """Compare the kernel with torch, for many rows and for one, in a long and a short context."""
-    kernel = triton_attend()
+    kernel = kernels().attend
     heads, _, width = cache.keys.shape[1:]
     sizes = heads * cache.queries_per_head, heads, heads
     first = [(0, min(LONG_ROWS, cache.capacity - 1)), (1, FIRST_ROWS)][: cache.slot_count]

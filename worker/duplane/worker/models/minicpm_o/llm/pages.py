@@ -43,8 +43,6 @@ class PageTable:
         self.table = torch.full(
             (slots + 1, self.per_slot), self.scratch, dtype=torch.int32, device=device
         )
-        self._are_own = [True] * slots
-        self._are_neighbours = [True] * slots
 
     @property
     def slot_rows(self) -> int:
@@ -88,8 +86,6 @@ class PageTable:
                 self.free.remove(page)
                 pages.append(page)
                 changes.append((slot, index, page))
-        for slot in {slot for slot, _, _ in changes}:
-            self._note(slot)
         if changes:
             slots, indices, pages = upload(changes, self.table.device, torch.long).unbind(1)
             self.table[slots, indices] = pages.int()
@@ -100,23 +96,6 @@ class PageTable:
             self.table[slot, kept:].fill_(self.scratch)
             self.free.update(dropped)
             del self.held[slot][kept:]
-            self._note(slot)
-
-    def _note(self, slot: int) -> None:
-        """Note where the pages of a slot are."""
-        pages = self.held[slot]
-        first = slot * self.reserved
-        self._are_own[slot] = pages == [*range(first, first + len(pages))]
-        self._are_neighbours[slot] = len(self._runs(pages)) <= 1
-
-    @property
-    def are_own(self) -> bool:
-        """Whether all slots are in their own places, so that contexts begin at equal distances."""
-        return all(self._are_own)
-
-    def first_row(self, slot: int) -> int | None:
-        """Return the pool's row of the slot's first row; None if its pages are not neighbours."""
-        return self.held[slot][0] * self.page_rows if self._are_neighbours[slot] else None
 
     def ranges(self, slot: int, start: int, stop: int) -> list[range]:
         """Return the pool's rows of the slot's rows from `start` to `stop`."""

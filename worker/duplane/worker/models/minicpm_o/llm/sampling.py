@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ TIES = 64
 
 
 class Uniforms(Protocol):
-    """A conversation's source of uniform numbers in [0, 1)."""
+    """A conversation's source of uniform numbers in [0, 1). It counts those that were consumed."""
+
+    used_count: int
 
     def peek(self, count: int) -> list[float]:
         """Return the next `count` numbers, without consuming them."""
@@ -46,6 +48,7 @@ class SeededUniforms:
         else:
             self._generator.manual_seed(seed)
         self._ahead: deque[float] = deque()
+        self.used_count = 0
 
     def peek(self, count: int) -> list[float]:
         while len(self._ahead) < count:
@@ -55,23 +58,9 @@ class SeededUniforms:
 
     def advance(self, count: int) -> None:
         self.peek(count)
+        self.used_count += count
         for _ in range(count):
             self._ahead.popleft()
-
-
-class CountedUniforms:
-    """Passes on the uniform numbers of another source, and counts those that were consumed."""
-
-    def __init__(self, source: Uniforms) -> None:
-        self._source = source
-        self.used_count = 0
-
-    def peek(self, count: int) -> list[float]:
-        return self._source.peek(count)
-
-    def advance(self, count: int) -> None:
-        self._source.advance(count)
-        self.used_count += count
 
 
 @dataclass(frozen=True)
@@ -89,29 +78,20 @@ class DrawSettings:
         return not self.is_greedy and self.temperature > 0
 
 
-class Chosen(NamedTuple):
-    """What each row has chosen, and the probability of one watched id before the choice.
-
-    `probability` is float64, and None if no id was watched.
-    """
-
-    choice: Tensor
-    probability: Tensor | None
-
-
 def choose_ids(
     scores: Tensor,
     settings: Sequence[DrawSettings],
     uniforms: Sequence[float],
     watched: int | None = None,
-) -> Chosen:
+) -> tuple[Tensor, Tensor | None]:
     """Choose one id per row of penalised scores, float32 `[rows, ids]`.
 
-    A row that takes the most likely id has the probability 1 or 0.
+    Also returns the probability, float64 [rows], of the id `watched` before the choice, if there is
+    such an id. A row that takes the most likely id has the probability 1 or 0.
     """
     likeliest = scores.argmax(-1)
     if not any(row.is_drawn for row in settings):
-        return Chosen(likeliest, None if watched is None else (likeliest == watched).double())
+        return likeliest, None if watched is None else (likeliest == watched).double()
     count = scores.shape[-1]
     widest = max(min(row.top_k or count, count) for row in settings if row.is_drawn)
     numbers = upload(
@@ -142,7 +122,7 @@ def choose_ids(
             probability = torch.where(is_drawn, probability, (likeliest == watched).double())
     if ids is not None:
         drawn = ids.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-    return Chosen(torch.where(is_drawn, drawn, likeliest), probability)
+    return torch.where(is_drawn, drawn, likeliest), probability
 
 
 def id_masses(logits: Tensor, token: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,16 +10,37 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, read_json
-from duplane.worker.models.minicpm_o.llm.chat_template import ChatTemplate
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 CHARACTERS_PER_ROW = 64
 """A prompt with more characters per row of context than this is refused before it is encoded."""
+
+
+class ChatTemplate:
+    """Renders messages with the template of a tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer: Any = tokenizer
+
+    def render(self, messages: Iterable[tuple[str, str]], *, is_thinking: bool = False) -> str:
+        """Return the prompt of `(role, text)` messages, without the mark that begins an answer.
+
+        Raises ValueError if the template refuses the messages.
+        """
+        turns = [{"role": role, "content": text} for role, text in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=False, enable_thinking=is_thinking
+            )
+        except TemplateError as error:
+            raise ValueError(str(error)) from error
+        return cast("str", rendered)
 
 
 class Tokens:

@@ -66,17 +66,16 @@ class TalkBlock:
         most = max(request.most for request in requests)
         if condition is None or steps is None or most > UNIT_DRAWS:
             return None
-        return self._launch(requests, *condition, *steps, most)
+        return self._launch(requests, condition, steps, most)
 
     def _launch(
         self,
         requests: Sequence[SpeechRequest],
-        condition: ConditionPass,
-        feed: Run,
-        steps: StepPass,
-        run: Run,
+        conditions: tuple[ConditionPass, Run],
+        steps: tuple[StepPass, Run],
         most: int,
     ) -> Tensor:
+        (condition, feed), (step, run) = conditions, steps
         slots, count = [request.slot for request in requests], len(requests)
         starts = [self.cache.length(slot) for slot in slots]
         rows = [len(request.condition) for request in requests]
@@ -85,7 +84,7 @@ class TalkBlock:
         settings[:count] = [request.numbers(UNIT_DRAWS) for request in requests]
         after = [start + own for start, own in zip(starts, rows, strict=True)]
         stepping = np.zeros(self._sizes[1], np.int64)
-        stepping[: steps.form.count] = steps.form.numbers([(slot, 1) for slot in slots], after)
+        stepping[: step.form.count] = step.form.numbers([(slot, 1) for slot in slots], after)
         feeding = condition.form.numbers(list(zip(slots, rows, strict=True)), starts)
         numbers = np.concatenate((settings.ravel().view(np.int64), stepping, feeding))
         refill(self._numbers[: len(numbers)], numbers)
@@ -109,13 +108,13 @@ class TalkBlock:
         rows = condition.form.rows
         requests = self._trial(min(rows, self.width), rows)
         steps = StepPass(self, self.width)
-        return self._compare(requests, condition, feed, steps, steps.run, 1)
+        return self._compare(requests, (condition, feed), (steps, steps.run), 1)
 
     def _check_steps(self, steps: StepPass, run: Run) -> float:
         """Compare a step with the plain path."""
         requests = self._trial(steps.form.rows, FIRST_ROWS * steps.form.rows)
         condition = ConditionPass(self, CONDITION_ROWS[-1])
-        return self._compare(requests, condition, condition.run, steps, run, 2)
+        return self._compare(requests, (condition, condition.run), (steps, run), 2)
 
     def _trial(self, slots: int, rows: int) -> list[SpeechRequest]:
         """Return requests of this many slots and at most `rows` rows, in one long context.
@@ -133,16 +132,14 @@ class TalkBlock:
     def _compare(
         self,
         requests: Sequence[SpeechRequest],
-        condition: ConditionPass,
-        feed: Run,
-        steps: StepPass,
-        run: Run,
+        conditions: tuple[ConditionPass, Run],
+        steps: tuple[StepPass, Run],
         draws: int,
     ) -> float:
         """Compare the last of these draws, and the keys of the last rows, with the plain path."""
         slots = [request.slot for request in requests]
         starts = [self.cache.length(slot) for slot in slots]
-        drawn = self._launch(requests, condition, feed, steps, run, draws).clone()
+        drawn = self._launch(requests, conditions, steps, draws).clone()
         keys = self._last_keys(slots)
         for slot, start in zip(slots, starts, strict=True):
             self.cache.rewind(slot, start)

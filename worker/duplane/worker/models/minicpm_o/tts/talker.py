@@ -256,10 +256,6 @@ class Talker(nn.Module):
         self.block = TalkBlock(self, self.dims.decoder.hidden_size)
         self.block.capture(is_replayed=is_replayed)
 
-    def reset(self, slot: int) -> None:
-        """Zero all state of the slot."""
-        self.cache.reset(slot)
-
 
 class WeightNormHead(nn.Module):
     """A linear layer stored with weight norm: each row of the weight is g * v / |v|."""
