@@ -28,7 +28,7 @@ from duplane.fabric.v1 import (
 from duplane.fabric.watched_files import reload_on_hangup, watching
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.attach import AttachedWorker, AttachLoop
-from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.device_thread import SWITCH_INTERVAL_S, DeviceThread
 from duplane.worker.engine.engine import AnyEngine
 from duplane.worker.engine.engine_process import EngineProcess
 from duplane.worker.metrics import WorkerMetrics
@@ -45,9 +45,6 @@ _log = logging.getLogger(__name__)
 _OTHER_CALLS = 1024
 _OTHER_CALLS_PER_CONNECTION = 256
 _STOP_GRACE_S = 2.0  # in which `closed` can reach clients after the last session has ended
-# Interval at which Python switches threads. It is short, so that the device thread does not delay
-# the event loop.
-_SWITCH_INTERVAL_S = 0.0005
 
 
 async def serve(
@@ -66,7 +63,7 @@ async def serve(
     # Before the model is loaded, which may take minutes.
     credentials = open_credentials(settings.fabric, Role.WORKER)
     _check_worker_id(settings.worker_id, credentials)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     if device is None:
         check_start(settings)
     async with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ import numpy as np
 from duplane.tools.bench.model import PROMPT_ROWS, TEXT_TOKENS, UNIT_ROWS, model_directory
 from duplane.tools.bench.options import LaneBench
 from duplane.tools.bench.report import show
-from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.device_thread import SWITCH_INTERVAL_S, DeviceThread
 from duplane.worker.engine.events import AnsweredUnit, Event
 from duplane.worker.engine.unit_record import UnitRecord
 from duplane.worker.models.families import open_device
@@ -33,6 +34,7 @@ async def bench_lanes(bench: LaneBench) -> None:
 
     Raises LoadError, ValueError, and RuntimeError if a unit fails.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with model_directory(bench) as directory:
         async with AsyncExitStack() as stack:
             engines = [

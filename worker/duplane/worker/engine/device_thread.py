@@ -37,8 +37,11 @@ from duplane.worker.models.interface import Device, Open, StartChat
 from duplane.worker.models.types import PastUnit
 from duplane.worker.settings import WorkerSettings
 
-_log = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.0005
+"""Interval at which Python switches threads in a process with a device thread. It is short, so that
+the event loop and the threads of the lanes do not delay each other."""
 
+_log = logging.getLogger(__name__)
 
 _LIMITS = Limits()
 _RECORDS = 64  # of launches in one report

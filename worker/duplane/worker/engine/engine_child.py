@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.device_thread import SWITCH_INTERVAL_S, DeviceThread
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.frames import Frames, deliver
 from duplane.worker.engine.slot_channel import SlotChannel
@@ -25,9 +25,6 @@ from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger("duplane.worker.engine.engine_child")  # __name__ is __main__
 
-# Interval at which Python switches threads. It is short, so that the event loop, which copies
-# messages, does not delay the device thread.
-_SWITCH_INTERVAL_S = 0.0005
 _SIGNS_OF_LIFE = 8  # in the time after which a call counts as stuck or hung
 
 
@@ -143,7 +140,7 @@ def main() -> None:
     """Run the engine process. Its argument is the number of its end of the socketpair."""
     end_with_parent()
     forbid_inspection()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
 
