@@ -25,8 +25,6 @@ SEEDS ?= 1000
 SECONDS ?= 600
 # Processes that run tests: more than the cores of a small machine, because many tests wait.
 WORKERS ?= 5
-# What `make check` runs beside the tests on several hosts.
-MODEL_TESTS := tests/golden/model tests/golden/replay tests/gpu
 # Build of torch: cpu or cuda (see tools/install.py).
 TORCH ?= cpu
 
@@ -34,7 +32,7 @@ TORCH ?= cpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup clients unit test model-test cluster-test check coverage fmt lint types proto contract-docs protocols \
+.PHONY: help run setup clients unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
 	settings metrics locks golden fuzz simulate chaos drills bench delta-path train evaluate fetch \
 	hearing checks licences sbom clean
 
@@ -55,17 +53,14 @@ test: $(INSTALLED) ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -rfEs -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--slowest-files 10 --ignore tests/cluster $(ARGS)
 
-model-test: $(INSTALLED) ## run the tests of the model, which compute and do not wait
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -rfEs $(MODEL_TESTS) $(ARGS)
-
 cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
 	$(BIN)/pytest -q tests/cluster $(ARGS)
 
 check: ## run everything that CI runs
-# Tests on several hosts mostly wait, so types are checked beside them, and then the model. The output
-# of each target comes at its end.
-	$(MAKE) --jobs 2 $(filter --output-sync,$(.FEATURES:%=--%)) lint types cluster-test model-test
-	$(MAKE) test ARGS="$(MODEL_TESTS:%=--ignore %) $(ARGS)"
+# Tests on several hosts mostly wait, so types are checked beside them. The output of each target
+# comes at its end.
+	$(MAKE) --jobs 2 $(filter --output-sync,$(.FEATURES:%=--%)) lint types cluster-test
+	$(MAKE) test
 
 coverage: $(INSTALLED) ## run all tests and print the share of lines that they run
 	$(BIN)/coverage erase
