@@ -56,11 +56,7 @@ test: $(INSTALLED) ## run all tests
 cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
 	$(BIN)/pytest -q tests/cluster $(ARGS)
 
-check: ## run everything that CI runs
-# Tests on several hosts mostly wait, so types are checked beside them. The output of each target
-# comes at its end.
-	$(MAKE) --jobs 2 $(filter --output-sync,$(.FEATURES:%=--%)) lint types cluster-test
-	$(MAKE) test
+check: lint types test cluster-test ## run everything that CI runs
 
 coverage: $(INSTALLED) ## run all tests and print the share of lines that they run
 	$(BIN)/coverage erase
