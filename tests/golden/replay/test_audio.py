@@ -16,7 +16,8 @@ def test_the_audio_traces_are_reproduced(checks: list[Check], subtests: pytest.S
     for check in checks:
         with subtests.test(check.name):
             assert check.verdict is Verdict.OK, check.note
-            assert check.error <= 2e-6, (
+            # Errors of 2e-6 were measured, and 6e-6 on a CPU of another type.
+            assert check.error <= 2e-5, (
                 "float32 alone should come much closer than the traces allow"
             )
 

@@ -1,8 +1,8 @@
 """Replays token2wav/: compares the streaming vocoder with the values of the reference.
 
-The wave from the recorded mel must agree within the tolerance. The wave from our own mel has a
-larger tolerance, because the phase of the source adds up the rounding errors of a second. Even the
-reference itself differs by up to 2e-3 on a CPU of another type.
+Waves have larger tolerances than other values, because the phase of the source adds up the rounding
+errors of the pitch over a second. Even the reference itself differs by up to 2e-3 on a CPU of
+another type.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from duplane.worker.models.minicpm_o.vocoder.voice import prompt_mel
 
 TOLERANCE = 1e-3
+# The tolerance for waves from the recorded mel. Errors up to 1e-4 were measured, on another
+# type of CPU up to 2e-3.
+WAVE_TOLERANCE = 5e-3
 # The tolerance for waves from our own mel. An error of 3e-6 in the mel changes the pitch just as
 # little, but the phase adds up these changes over a second. Errors up to 2e-3 were measured, also
 # for the reference on another CPU.
@@ -173,7 +176,8 @@ def _offline_checks(
 
 
 def _near(name: str, got: Any, arrays: Arrays) -> Check:
-    return compare(f"token2wav {name}", got, arrays[name], TOLERANCE)
+    tolerance = WAVE_TOLERANCE if name.endswith("_wav") else TOLERANCE
+    return compare(f"token2wav {name}", got, arrays[name], tolerance)
 
 
 def _loosely(name: str, got: Any, arrays: Arrays) -> Check:
