@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from random import Random
 from typing import Literal, NoReturn
@@ -97,12 +97,13 @@ class Material:
 
     def digits(self) -> Mapping[str, Takes]:
         """Return the digits of each speaker whom training must not hear."""
-        return self._recorded().digits or _missing("no digits of one speaker")
+        return self._recorded.digits or _missing("no digits of one speaker")
 
     def words(self) -> Takes:
         """Return words of many speakers whom training must not hear."""
-        return self._recorded().words or _missing("no words of many speakers")
+        return self._recorded.words or _missing("no words of many speakers")
 
+    @cached_property
     def _recorded(self) -> Recordings:
         if self.recordings is None:
             raise MissingError("no --recordings are named")
