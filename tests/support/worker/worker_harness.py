@@ -72,6 +72,7 @@ class Rig(LocalWorker):
         super().__init__(device or model, telemetry, **{**defaults, **settings})
         self._numbers = itertools.count(1)
         self._last_numbers: dict[int, int] = {}
+        self._claimed_numbers: dict[int, int] = {}  # the last fencing number that a slot accepted
         self._received_count = 0
         self._received_more = asyncio.Event()
 
@@ -151,6 +152,8 @@ class Rig(LocalWorker):
         granted = granted or self.grant()
         async with self.call() as client:
             await client.claim(granted, trace)
+            claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
+            self.note_claimed(claims.slot, claims.fencing_number)
             yield client
 
     @contextlib.asynccontextmanager
@@ -164,15 +167,23 @@ class Rig(LocalWorker):
             await client.open(settings or session_pb2.Open())
             yield client
 
+    def note_claimed(self, slot: int, fencing_number: int) -> None:
+        """Record that the worker has accepted a lease."""
+        self._claimed_numbers[slot] = fencing_number
+
     async def all_free(self, *slots: int) -> None:
-        """Wait until the worker has reported these slots as free (default: all slots)."""
+        """Wait until the worker has reported these slots as free (default: all slots).
+
+        A report from before the last claim of a slot does not count.
+        """
         wanted = slots or range(self.model.constants.slot_count)
-        await self.scheduler.until(
-            lambda: all(
-                self.scheduler.report.slots[slot].state == registry_pb2.SLOT_STATE_FREE
-                for slot in wanted
-            )
-        )
+
+        def is_free(slot: int) -> bool:
+            report = self.scheduler.report.slots[slot]
+            is_new = report.fencing_number >= self._claimed_numbers.get(slot, 0)
+            return is_new and report.state == registry_pb2.SLOT_STATE_FREE
+
+        await self.scheduler.until(lambda: all(map(is_free, wanted)))
 
 
 class Client(ConverseStream):
@@ -261,7 +272,9 @@ async def chat_answer(
     rig: Rig, request: session_pb2.ChatRequest, slot: int = 0
 ) -> list[session_pb2.ChatResponse]:
     async with asyncio.timeout(WITHIN_S), chat(rig, request, slot) as responses:
-        return [response async for response in responses]
+        answer = [response async for response in responses]
+    rig.note_claimed(slot, rig.last_number(slot))
+    return answer
 
 
 async def chat_refusal(rig: Rig, request: session_pb2.ChatRequest, **claims: Any) -> FabricError:
