@@ -22,6 +22,9 @@ VOICE_MS = 40.0
 """The prompt of a voice after an opening. It is assumed, also with a measured file."""
 BEGIN_MS = 0.06
 """Work of the host for each unit that begins."""
+CHOICE_MS, SEE_KERNELS_MS = 0.4, 2.0
+"""Time to launch the kernels of the choice of ids (57), and of vision (up to 300 more than its
+matrix products hide): neither is a CUDA graph, so each kernel takes 5 to 7 us of the host."""
 UNIT_STEPS = 26
 """Steps of the talker for one unit."""
 
@@ -103,7 +106,7 @@ class Computed:
             case Block.HEAR:
                 return 1.5 + 0.18 * _padded(size.count, self.hear_sizes)
             case Block.SEE:
-                return 0.5 + 1e3 * 1.44e12 * size.count / self.flops
+                return SEE_KERNELS_MS + 1e3 * 1.44e12 * size.count / self.flops
             case Block.TALK:
                 slots = _padded(size.count, self.talk_sizes)
                 step = 0.63 + 1e3 * 0.39e9 / self.bandwidth
@@ -120,7 +123,7 @@ class Computed:
         products = 1e3 * 14e9 * _padded(size.count, self.pass_sizes) / self.flops
         longest = 36 * 512 * max(size.contexts, default=0) / 60e9
         contexts = 1e3 * max(147_456 * sum(size.contexts) / self.bandwidth, longest)
-        kernels = 0.55 + 0.1 + 0.005 * len(size.contexts)
+        kernels = 0.55 + CHOICE_MS + 0.005 * len(size.contexts)
         overlap = max(weights, products) + 0.15 * min(weights, products)
         return overlap + contexts + kernels
 
