@@ -14,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from duplane.worker.engine.events import Event, FailedUnit, failed_unit
-from duplane.worker.engine.fair_pool import PoolFullError
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.engine.preparation import ThreadPools
+from duplane.worker.engine.preparation import PoolFullError, ThreadPools
 from duplane.worker.engine.slot_channel import Channel
 from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
 from duplane.worker.models.chat import ChatRequest
