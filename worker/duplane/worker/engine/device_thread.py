@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
-from duplane.worker.engine.events import DroppedUnit, Event
-from duplane.worker.engine.inbox import Entry, Inbox
+from duplane.worker.engine.events import Event
+from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.engine.schedule import (
     Block,
@@ -33,8 +33,7 @@ from duplane.worker.engine.schedule import (
 )
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import LaunchRecord
-from duplane.worker.models.interface import Device, Open, StartChat
-from duplane.worker.models.types import PastUnit
+from duplane.worker.models.interface import Device
 from duplane.worker.settings import WorkerSettings
 
 SWITCH_INTERVAL_S = 0.0005
@@ -109,38 +108,10 @@ class DeviceThread(Engine[SlotChannel]):
             self._channels[slot] = channel
         return channel
 
-    def begin(self, channel: SlotChannel, item: Open | StartChat, credit: int = 0) -> None:
+    def tell(self, channel: SlotChannel, method: str, **arguments: object) -> None:
         with self._lock:
-            channel.begin(item, credit, time.monotonic())
+            getattr(channel, method)(**arguments)
             self._lock.notify_all()
-
-    def return_credit(self, channel: SlotChannel) -> None:
-        with self._lock:
-            channel.credit += 1
-            self._lock.notify_all()
-
-    def rebuild(
-        self, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool = False
-    ) -> None:
-        with self._lock:
-            channel.rebuild(units, time.monotonic(), has_more=has_more)
-            self._lock.notify_all()
-
-    def _put(self, channel: SlotChannel, entry: Entry) -> None:
-        with self._lock:
-            dropped = channel.inbox.put(entry)
-            channel.dropped_count += dropped is not None
-            self._lock.notify_all()
-        if dropped:
-            channel.on_event(DroppedUnit(dropped))
-
-    def mute(self, channel: SlotChannel) -> None:
-        with self._lock:
-            channel.is_muted = True
-            channel.is_ready = False
-            channel.dropped_count += len(channel.inbox.entries)
-            channel.inbox.entries.clear()
-            channel.past_units = None
 
     async def _close(self, channel: SlotChannel) -> bool:
         is_clean: asyncio.Future[bool] = self._loop.create_future()

@@ -32,10 +32,7 @@ from duplane.worker.models.interface import (
     DeviceLostError,
     LoadError,
     ModelConstants,
-    Open,
-    StartChat,
 )
-from duplane.worker.models.types import PastUnit
 from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
@@ -63,6 +60,7 @@ class RemoteChannel(Channel):
     def mute(self) -> None:
         self.is_muted = True
         self.dropped_count += self.waiting_count
+        self.waiting_count = 0
 
     def expects(self, event: Event) -> bool:
         """Note the outcome of an entry. Return False if it comes too late, after `mute`."""
@@ -126,35 +124,21 @@ class EngineProcess(Engine[RemoteChannel]):
         self._send(channel, "attach")
         return channel
 
-    def begin(self, channel: RemoteChannel, item: Open | StartChat, credit: int = 0) -> None:
-        self._call(channel, "begin", item=item, credit=credit)
-
-    def return_credit(self, channel: RemoteChannel) -> None:
-        self._call(channel, "return_credit")
-
-    def rebuild(
-        self, channel: RemoteChannel, units: Sequence[PastUnit], *, has_more: bool = False
-    ) -> None:
-        self._call(channel, "rebuild", units=units, has_more=has_more)
-
-    def _put(self, channel: RemoteChannel, entry: Entry) -> None:
-        if not channel.is_muted:
-            channel.waiting_count += 1
-            self._call(channel, "put", entry=entry)
+    def put(self, channel: RemoteChannel, entry: Entry) -> None:
+        channel.waiting_count += 1
+        super().put(channel, entry)
 
     def mute(self, channel: RemoteChannel) -> None:
-        if not channel.is_muted:
-            self._call(channel, "mute")
-            channel.mute()
+        super().mute(channel)
+        channel.mute()
+
+    def tell(self, channel: RemoteChannel, method: str, **arguments: object) -> None:
+        self._send(channel, "tell", method, arguments)
 
     async def _close(self, channel: RemoteChannel) -> bool:
         self._send(channel, "close")
         channel.is_clean = self._loop.create_future()
         return await channel.is_clean
-
-    def _call(self, channel: RemoteChannel, method: str, **arguments: object) -> None:
-        """Call a method of the other engine with the slot's channel and these arguments."""
-        self._send(channel, "call", method, arguments)
 
     def _send(self, channel: RemoteChannel, name: str, *arguments: object) -> None:
         """Send a message unless its channel is being closed: the slot may have its next channel."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from duplane.worker.engine.events import Event, FailedUnit
-from duplane.worker.engine.inbox import Inbox
+from duplane.worker.engine.events import DroppedUnit, Event, FailedUnit
+from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.preparation import Preparation
 from duplane.worker.engine.schedule import (
     BACKGROUND_DEADLINE_S,
@@ -44,7 +44,7 @@ class Channel:
         self.slot = slot
         self.on_event = on_event
         self.preparation = Preparation()
-        self.dropped_count = 0
+        self.dropped_count: int = 0
 
 
 class SlotChannel(Channel):
@@ -96,6 +96,24 @@ class SlotChannel(Channel):
         self.past_units = list(units)
         self.has_more_past = has_more
         self.moved_s = now_s
+
+    def return_credit(self) -> None:
+        """Allow one more output of the chat."""
+        self.credit += 1
+
+    def put(self, entry: Entry) -> None:
+        """Queue a unit, or the answer to a refused unit."""
+        if dropped := self.inbox.put(entry):
+            self.dropped_count += 1
+            self.on_event(DroppedUnit(dropped))
+
+    def mute(self) -> None:
+        """Drop the queued units and take no more work."""
+        self.is_muted = True
+        self.is_ready = False
+        self.dropped_count += len(self.inbox.entries)
+        self.inbox.entries.clear()
+        self.past_units = None
 
     def answers(self) -> Iterator[FailedUnit]:
         """Take the answers to refused units whose turn has come from the inbox."""
