@@ -27,7 +27,7 @@ from duplane.worker.models.interface import (
     StartChat,
     Unfinished,
 )
-from duplane.worker.models.types import PastUnit
+from duplane.worker.models.types import PastUnit, Rebuilt
 
 _ANSWER = (Part.DECODE, Part.TALK, Part.VOCODE)
 """Parts of the answer to a chat; other parts of a chat are of its prompt."""
@@ -154,6 +154,32 @@ class SlotChannel(Channel):
             self.since_s = now_s
         self.next = Continue(self.slot, unfinished.part, unfinished.rows)
 
+    def finish_unit(self, begin_s: float, now_s: float) -> UnitRecord | None:
+        """End the unit that runs; return its record. None if no unit runs."""
+        record, self.begun = self.begun, None
+        if record is not None:
+            self.settle_s = now_s, now_s
+            record.finished_s = now_s
+            record.busy_s += now_s - begin_s
+            record.drop_input()
+        return record
+
+    def note_rebuilt(self, rebuilt: Rebuilt) -> bool:
+        """Keep the past units that are left. Return whether none is left of the message.
+
+        Raises RuntimeError if past units are left and none was rebuilt.
+        """
+        past = self.past_units
+        if past is None:
+            return False  # the session has ended meanwhile
+        if past and rebuilt.unit_count < 1 and not rebuilt.is_complete:
+            count = rebuilt.unit_count
+            raise RuntimeError(f"slot {self.slot} has rebuilt {count} of {len(past)} past units")
+        rest = past[rebuilt.unit_count :]
+        is_over = rebuilt.is_complete or (self.has_more_past and not rest)
+        self.past_units = None if is_over else rest
+        return is_over
+
     def note_output(self, output: ChatOutput, now_s: float) -> None:
         """Note an output of a chat; the last one ends the chat."""
         self.credit -= 1
@@ -179,6 +205,12 @@ class SlotChannel(Channel):
         self.next = None
         self.begun = None
         self.past_units = None
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the work of the slot has no outcome and cannot continue."""
+        is_open = self.is_ready and self.begun is None
+        return not (self.is_muted or self.next or is_open)
 
     @property
     def _is_free(self) -> bool:
