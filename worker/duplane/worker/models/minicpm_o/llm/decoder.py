@@ -39,10 +39,8 @@ class DecoderConfig:
     has_attention_bias: bool
 
     @classmethod
-    def from_json(
-        cls, config: Mapping[str, Any], *, has_head_norm: bool, rope_theta: float
-    ) -> DecoderConfig:
-        """Read the dimensions of either architecture. `rope_theta` applies if `config` has none."""
+    def from_json(cls, config: Mapping[str, Any], *, has_head_norm: bool) -> DecoderConfig:
+        """Read the dimensions of either architecture."""
         heads = field(config, "num_attention_heads", int)
         key_heads = field(config, "num_key_value_heads", int, heads)
         hidden = field(config, "hidden_size", int)
@@ -62,7 +60,7 @@ class DecoderConfig:
             query_heads=heads,
             key_heads=key_heads,
             head_dim=field(config, "head_dim", int, hidden // heads),
-            rope_theta=field({**config, **rope}, "rope_theta", float, rope_theta),
+            rope_theta=field({**config, **rope}, "rope_theta", float, 10_000.0),
             norm_eps=field(config, "rms_norm_eps", float, 1e-6),
             has_head_norm=has_head_norm,
             has_attention_bias=field(config, "attention_bias", bool, False),

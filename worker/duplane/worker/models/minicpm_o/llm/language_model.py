@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         share: float = 1.0,
     ) -> None:
         super().__init__()
-        dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=10_000.0)
+        dims = DecoderConfig.from_json(config, has_head_norm=True)
         self.vocabulary = field(config, "vocab_size", int)
         self.hidden_size = dims.hidden_size
         self.model = Decoder(dims, slot_count, capacity, device, dtype, share, self.vocabulary)

@@ -65,7 +65,7 @@ class TalkerConfig:
                 f"{RECOMPUTING!r} are supported"
             )
         return cls(
-            decoder=DecoderConfig.from_json(tts, has_head_norm=False, rope_theta=10_000.0),
+            decoder=DecoderConfig.from_json(tts, has_head_norm=False),
             llm_hidden_size=field(tts, "llm_dim", int),
             text_rows=field(tts, "num_text_tokens", int),
             speech_rows=field(tts, "num_audio_tokens", int),
