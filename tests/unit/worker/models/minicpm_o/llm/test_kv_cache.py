@@ -9,7 +9,8 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.llm import kv_cache as cache_module
 from duplane.worker.models.minicpm_o.llm.attention import Call, Tiles
-from duplane.worker.models.minicpm_o.llm.kv_cache import CacheFullError, KVCache
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
+from duplane.worker.models.minicpm_o.llm.pages import CacheFullError
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_contexts_in_pages_that_are_no_neighbours_are_copied() -> None:
 def test_a_slot_without_room_changes_nothing_for_any() -> None:
     cache = build()
     write(cache, [(0, 8)], 1.0)
-    with pytest.raises(CacheFullError, match="slot 0 holds 8 of 8"):
+    with pytest.raises(CacheFullError, match="slot 0 has 8 rows at most, not 9"):
         cache.extend([(0, 1), (1, 1)])
     assert [cache.length(slot) for slot in range(4)] == [8, 0, 0, 0]
 
@@ -178,7 +179,7 @@ def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:
     cache.reset(1)
     cache.hold(3, 32)
     assert [cache.room(slot) for slot in range(4)] == [16, 16, 16, 32]
-    with pytest.raises(CacheFullError, match="slot 0 has room for 16 rows, not 17"):
+    with pytest.raises(CacheFullError, match="1 pages of memory are needed, 0 are spare"):
         cache.hold(0, 17)
 
 

@@ -22,7 +22,7 @@ from duplane.worker.models.minicpm_o.llm.attention import (
     causal_mask,
     plan_tiles,
 )
-from duplane.worker.models.minicpm_o.llm.pages import CacheFullError, PageTable
+from duplane.worker.models.minicpm_o.llm.pages import PageTable
 from duplane.worker.models.minicpm_o.transfer import upload
 
 PAGE_ROWS = 256
@@ -88,15 +88,13 @@ class KVCache:
 
     def room(self, slot: int) -> int:
         """Return the number of rows of the longest context that the slot can hold now."""
-        return min(self.capacity, self.pages.room(slot))
+        return self.pages.room(slot)
 
     def hold(self, slot: int, length: int) -> None:
         """Take the pages of a context of `length` rows, so that these rows will have room.
 
         Raises `CacheFullError` and changes nothing if this is more than `room`.
         """
-        if length > (room := self.room(slot)):
-            raise CacheFullError(f"slot {slot} has room for {room} rows, not {length}")
         self.pages.take([(slot, length)])
 
     def extend(self, counts: Sequence[tuple[int, int]]) -> Rows:
@@ -143,12 +141,6 @@ class KVCache:
         """
         if any(here[0] >= after[0] for here, after in pairwise(counts)):
             raise ValueError(f"slots are not ascending: {[slot for slot, _ in counts]}")
-        for slot, count in counts:
-            if self._lengths[slot] + count > self.capacity:
-                raise CacheFullError(
-                    f"slot {slot} holds {self._lengths[slot]} of {self.capacity} rows,"
-                    f" {count} more do not fit"
-                )
         self._set_lengths([(slot, self._lengths[slot] + count) for slot, count in counts])
 
     def _set_lengths(self, lengths: Sequence[tuple[int, int]]) -> None:
@@ -200,8 +192,6 @@ class KVCache:
         length = target + count
         if source < 0 or count < 0 or target < 0:
             raise ValueError(f"slot {slot}: no rows to move from {source} to {target}")
-        if length > self.capacity:
-            raise CacheFullError(f"slot {slot}: {count} rows do not fit behind {target}")
         self.pages.take([(slot, length)])
         starts = range(0, count, MOVED_ROWS)
         # The order of the parts makes sure that every row is moved before it is overwritten.
