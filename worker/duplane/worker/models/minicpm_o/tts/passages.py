@@ -136,7 +136,7 @@ def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
     table = talker.emb_code[0]
     device = talker.emb_text.weight.device
     if talker.dims.is_recomputing and stream.condition is not None:
-        talker.cache.truncate(stream.slot, 0)
+        talker.cache.rewind(stream.slot, 0)
         if stream.earlier is None:
             return stream.condition
         tokens = upload(stream.earlier.tokens, device, torch.long)
