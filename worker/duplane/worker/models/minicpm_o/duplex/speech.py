@@ -154,7 +154,7 @@ class SpeechStage:
             self._skip_turn(conversation)
         if unit.state.is_listen:
             return
-        rows = self._talker.condition_rows(unit.state.text_ids)
+        rows = len(unit.state.text_ids) + 1  # of the condition
         is_full = not self._talker.has_room(past.talker_rows, rows)
         if is_full:
             self._empty_talker(conversation)
