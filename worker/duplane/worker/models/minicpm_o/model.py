@@ -39,6 +39,7 @@ from duplane.worker.models.minicpm_o.loader import ModelParts, generated_rows, l
 from duplane.worker.models.minicpm_o.preparer import PreparedConversation, Preparer
 from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts
 from duplane.worker.models.minicpm_o.probe import Probe
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
 from duplane.worker.models.minicpm_o.tts.talker import TURN_ROWS
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -127,7 +128,7 @@ class DuplexModel:
         if is_replayed:
             self.parts.audio.capture()
         if self.parts.talker is not None:
-            self.parts.talker.capture(is_replayed=is_replayed)
+            TalkBlock(self.parts.talker).capture(is_replayed=is_replayed)
         if self.parts.vocoder is not None and is_replayed:
             with precision.tf32() if has_tf32_vocoder else nullcontext():
                 self.parts.vocoder.capture()
