@@ -72,7 +72,7 @@ class DuplexModel:
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
         self._rebuilder = Rebuilder(parts, self.sampling, self._pipeline, self._speech_stage)
         self.chats = Chats(parts, self.context_capacity, probe)
-        self.has_chat = parts.chat_template is not None
+        self.has_chat = parts.tokens.has_chat_template
         self._launches = Launches(parts.llm, self._pipeline, self.chats, self._speech_stage, probe)
         self.conversations = self._launches.conversations
         for module in self._modules:
