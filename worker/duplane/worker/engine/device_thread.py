@@ -79,7 +79,6 @@ class DeviceThread(Engine[SlotChannel]):
         self._records: list[LaunchRecord] = []  # that are not reported yet
         self._is_stopping = False
         self._failure: Exception | None = None
-        self._has_loaded = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def _load(self) -> None:
@@ -138,16 +137,14 @@ class DeviceThread(Engine[SlotChannel]):
         self._preparer, self.constants = runner.preparer, runner.model.constants
         self.description = self._device.description()
         self.memory_used_bytes = runner.memory_used_bytes
-        self._has_loaded = True
         self._call(self._resolve, self._loaded, None)
+        arguments = runner, _Lane.SPEECH
+        speech = threading.Thread(target=self._work, args=arguments, name="speech", daemon=True)
         if self._has_two_lanes:
-            arguments = runner, _Lane.SPEECH
-            speech = threading.Thread(target=self._work, args=arguments, name="speech", daemon=True)
             speech.start()
-            self._work(runner, first)
+        self._work(runner, first)
+        if self._has_two_lanes:
             speech.join()
-        else:
-            self._work(runner, first)
         self._call(self._resolve, self.ended, self._failure)
 
     def _work(self, runner: ModelRunner, lane: _Lane) -> None:
@@ -266,14 +263,3 @@ class DeviceThread(Engine[SlotChannel]):
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
             _log.warning("the event loop is closed; an event of the device thread is lost")
-
-    # Runs on the event loop.
-
-    @staticmethod
-    def _resolve(future: asyncio.Future[object], outcome: object) -> None:
-        if future.done():
-            return
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

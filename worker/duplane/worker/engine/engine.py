@@ -64,6 +64,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     def __init__(self) -> None:
         self._pools = ThreadPools()
+        self._has_loaded = False
         self._is_hung = False
         # Called with the launches since the last call: when there is no work, and after a number.
         self.on_launches: Callable[[Sequence[LaunchRecord]], None] = lambda _: None
@@ -73,6 +74,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         self._loop = asyncio.get_running_loop()
         self.ended = self._loop.create_future()
         await self._load()
+        self._has_loaded = True
 
     async def stop(self) -> None:
         """End the model after its current call."""
@@ -226,6 +228,16 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     @abc.abstractmethod
     async def _close(self, channel: OwnChannel) -> bool: ...
+
+    @staticmethod
+    def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
+        """Set the result or the exception of a future, unless it is done."""
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
     async def close_again(self, slot: int) -> bool:
         """Repeat what `close` does, for a broken slot that no call holds."""

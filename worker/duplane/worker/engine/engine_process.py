@@ -84,7 +84,6 @@ class EngineProcess(Engine[RemoteChannel]):
         self._device = device
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_loaded = False
         self._channels: dict[int, RemoteChannel] = {}
         self._frames = Frames(partial(deliver, self), self._lose)
 
@@ -98,13 +97,11 @@ class EngineProcess(Engine[RemoteChannel]):
         preparing = asyncio.to_thread(self._device.load_preparer)
         self._preparer, _ = await asyncio.gather(preparing, self._loading)
         self.busy_since_s = self.busy_since_s or time.monotonic()  # its first sign of life
-        self._has_loaded = True
 
     async def _stop(self) -> None:
         if self._process is None:
             return
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._resolve(self.ended, None)
         self._frames.close()  # then the process ends
         if self._is_hung or not self._has_loaded:
             self._process.kill()  # a load or a hung call cannot be interrupted
@@ -151,8 +148,7 @@ class EngineProcess(Engine[RemoteChannel]):
         """The model has loaded."""
         self.constants, self.description = constants, description
         self.memory_used_bytes = memory_used_bytes
-        if not self._loading.done():  # else the load was cancelled
-            self._loading.set_result(None)
+        self._resolve(self._loading, None)
 
     def receive_event(self, slot: int, event: Event) -> None:
         """An event of a slot has come."""
@@ -168,8 +164,8 @@ class EngineProcess(Engine[RemoteChannel]):
         """A slot is cleaned. No event of it follows."""
         self.memory_used_bytes = memory_used_bytes
         closed = self._channels.pop(slot).is_clean
-        if closed and not closed.done():
-            closed.set_result(is_clean)
+        if closed:
+            self._resolve(closed, is_clean)
 
     def receive_alive(self, busy_since_s: float | None) -> None:
         """A sign of life has come. Without a call, it is known until now that there was none."""
@@ -194,10 +190,8 @@ class EngineProcess(Engine[RemoteChannel]):
 
     def _lose(self, why: str = "the engine process has ended") -> None:
         """Note that no model runs any more."""
-        if not self._loading.done():
-            self._loading.set_exception(RuntimeError(why))
-        if not self.ended.done():
-            self.ended.set_exception(DeviceLostError(why))
+        self._resolve(self._loading, RuntimeError(why))
+        self._resolve(self.ended, DeviceLostError(why))
 
 
 def _start(socket_number: int) -> subprocess.Popen[bytes]:
