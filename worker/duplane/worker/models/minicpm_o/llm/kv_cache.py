@@ -102,11 +102,10 @@ class KVCache:
 
         If one of the slots has no room, raises `CacheFullError` and changes nothing.
         """
-        starts = [self._lengths[slot] for slot, _ in counts]
         self.grow(counts)
+        stops = [self._lengths[slot] for slot, _ in counts]
         spans = [
-            (slot, start, start + count)
-            for start, (slot, count) in zip(starts, counts, strict=True)
+            (slot, stop - count, stop) for stop, (slot, count) in zip(stops, counts, strict=True)
         ]
         positions = list(chain.from_iterable(range(*span[1:]) for span in spans))
         last = [stop - 1 for stop in accumulate(count for _, count in counts)]
@@ -118,7 +117,7 @@ class KVCache:
         sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
         at, ends, where, numbers = sent.split_with_sizes([len(numbers) for numbers in lists])
         if self.kernel:
-            plan = Tiles(numbers.view(-1, 3), max(stop for _, _, stop in spans))
+            plan = Tiles(numbers.view(-1, 3), max(stops))
         else:
             plan = [
                 self._call(slot, slice(end - count + 1, end + 1), at)
