@@ -57,11 +57,6 @@ class RemoteChannel(Channel):
         self.is_muted = False
         self.is_clean: asyncio.Future[bool] | None = None
 
-    def mute(self) -> None:
-        self.is_muted = True
-        self.dropped_count += self.waiting_count
-        self.waiting_count = 0
-
     def expects(self, event: Event) -> bool:
         """Note the outcome of an entry. Return False if it comes too late, after `mute`."""
         if not isinstance(event, AnsweredUnit | FailedUnit | DroppedUnit):
@@ -127,7 +122,9 @@ class EngineProcess(Engine[RemoteChannel]):
 
     def mute(self, channel: RemoteChannel) -> None:
         super().mute(channel)
-        channel.mute()
+        channel.is_muted = True
+        channel.dropped_count += channel.waiting_count
+        channel.waiting_count = 0
 
     def tell(self, channel: RemoteChannel, method: str, **arguments: object) -> None:
         self._send(channel, "tell", method, arguments)
