@@ -8,7 +8,7 @@ import io
 import struct
 import threading
 import zlib
-from collections.abc import AsyncGenerator, Generator, Hashable
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from support.worker.scripted_model import ScriptedModel
 from support.worker.worker_harness import Client, Rig, pcm, running_worker, unit
 
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.engine.fair_pool import FairPool
+from duplane.worker.engine.preparation import FairPool
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.worker_model import WorkerModel
 from duplane.worker.models.types import Unit, UnitFailure
@@ -177,9 +177,9 @@ async def test_many_pictures_of_some_sessions_delay_another_by_one_turn_of_each(
     model, last, submitted = Slow(), 6, asyncio.Semaphore(0)
     submit = FairPool.submit
 
-    def count(pool: FairPool, session: Hashable, work: Any) -> Any:
+    def count(pool: FairPool, work: Any) -> Any:
         submitted.release()
-        return submit(pool, session, work)
+        return submit(pool, work)
 
     async with running_worker(model) as rig, sessions(rig, last + 1) as clients:
         monkeypatch.setattr(FairPool, "submit", count)

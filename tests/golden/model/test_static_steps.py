@@ -71,7 +71,7 @@ def block_of(model: DuplexModel) -> TalkBlock:
     """Return the passes of the talker with their inputs."""
     talker = model.parts.talker
     assert talker
-    assert talker.block
+    assert isinstance(talker.block, TalkBlock)
     return talker.block
 
 
@@ -86,13 +86,13 @@ def test_passes_of_fixed_sizes_choose_what_others_choose(
 ) -> None:
     called: set[tuple[str, int]] = set()
     for kind, found in graphs(static).items():
-        for size, (one, run) in found._passes.items():
+        for size, one in found._passes.items():
 
-            def counted(run: Any = run, key: Any = (kind, size)) -> None:
+            def counted(launch: Any = one.launch, key: Any = (kind, size)) -> None:
                 called.add(key)
-                run()
+                launch()
 
-            monkeypatch.setitem(found._passes, size, (one, counted))
+            monkeypatch.setattr(one, "launch", counted)
     assert play(static) == play(load(speaking_checkpoint))
     small = {("llm", 4), ("llm", 32), ("llm", 128), ("conditions", 32), ("steps", SLOTS)}
     assert small <= called
@@ -143,7 +143,7 @@ STARTS = ((0, 260, 7), (300,))
 def test_a_pass_does_the_same_whatever_it_is_given_and_waits_for_nothing(
     static: DuplexModel, part: str
 ) -> None:
-    _, (one, _) = min(graphs(static)[part]._passes.items())
+    _, one = min(graphs(static)[part]._passes.items())
     block = block_of(static)
     cache = static.llm.cache if part == "llm" else block.cache
     cache.grow([(slot, 512) for slot in range(SLOTS)])
@@ -158,7 +158,7 @@ def test_a_pass_does_the_same_whatever_it_is_given_and_waits_for_nothing(
             staged[: len(numbers)] = numbers
             block.state.step.fill_(1 + len(traces))
         with SyncCount() as syncs, Trace(staying(static, one)) as trace:
-            one.run()
+            one.launch()
         assert syncs.count == 0
         traces.append(trace.done)
     assert traces[0] == traces[1]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Generator
 from concurrent.futures import CancelledError
 
 import pytest
 from support.time_limits import WITHIN_S
 
-from duplane.worker.engine.fair_pool import FairPool, PoolFullError
-from duplane.worker.engine.preparation import Preparation
+from duplane.worker.engine.preparation import FairPool, PoolFullError, Preparation
 
 
 class Gate:
@@ -30,50 +30,54 @@ class Gate:
 def test_a_pool_runs_work_in_its_threads_and_returns_results_and_errors() -> None:
     pool = FairPool(2, "few", 10)
     gate = Gate()
-    held = [pool.submit("A", gate) for _ in range(2)]
+    held = [pool.submit(gate) for _ in range(2)]
     for _ in held:
         assert gate.begun.acquire(timeout=WITHIN_S)
-    waiting = pool.submit("B", lambda: threading.current_thread().name)
-    failing = pool.submit("B", lambda: 1 // 0)
+    waiting = pool.submit(lambda: threading.current_thread().name)
+    failing = pool.submit(lambda: 1 // 0)
     assert not waiting.done()
     gate.may_end.set()
     assert [future.result(WITHIN_S) for future in held] == ["done"] * 2
     assert waiting.result(WITHIN_S).startswith("few")
     assert isinstance(failing.exception(WITHIN_S), ZeroDivisionError)
     # The threads have found no more work; the pool goes on.
-    assert pool.submit("A", lambda: 3).result(WITHIN_S) == 3
+    assert pool.submit(lambda: 3).result(WITHIN_S) == 3
     pool.stop()
 
 
-def test_work_that_waits_is_dropped_with_its_session_and_with_the_pool() -> None:
+def test_cancelled_work_frees_its_place_and_its_data() -> None:
     pool = FairPool(1, "one", 3)
-    gate = Gate()
-    held = pool.submit("A", gate)
+    gate, dropped = Gate(), Gate()
+    data = weakref.ref(dropped)
+    held = pool.submit(gate)
     assert gate.begun.acquire(timeout=WITHIN_S)
     ran: list[str] = []
-    left, kept, other = (pool.submit(name, lambda n=name: ran.append(n)) for name in "BCD")
+    left, kept = pool.submit(dropped), pool.submit(lambda: ran.append("kept"))
+    pool.submit(lambda: ran.append("other"))
     with pytest.raises(PoolFullError):
-        pool.submit("E", gate)
-    pool.drop("B")
-    assert left.cancelled()
+        pool.submit(gate)
+    del dropped
+    assert left.cancel()
+    assert data() is None, "the thread is busy, so it has not come to the cancelled work"
+    last = pool.submit(lambda: ran.append("last"))
     assert kept.cancel()
     gate.may_end.set()
     assert held.result(WITHIN_S) == "done"
-    other.result(WITHIN_S)
-    assert ran == ["D"]
+    last.result(WITHIN_S)
+    assert ran == ["other", "last"]
     with pytest.raises(CancelledError):
         kept.result(0)
     pool.stop()
-    with pytest.raises(RuntimeError, match="stopped"):
-        pool.submit("A", gate)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        pool.submit(gate)
 
 
 def test_a_pool_that_stops_cancels_what_waits() -> None:
     pool = FairPool(1, "one", 3)
     gate = Gate()
-    held = pool.submit("A", gate)
+    held = pool.submit(gate)
     assert gate.begun.acquire(timeout=WITHIN_S)
-    waiting = pool.submit("A", gate)
+    waiting = pool.submit(gate)
     pool.stop()
     assert waiting.cancelled()
     gate.may_end.set()
@@ -83,7 +87,7 @@ def test_a_pool_that_stops_cancels_what_waits() -> None:
 async def test_a_session_with_much_work_delays_another_by_one_piece() -> None:
     pool = FairPool(1, "one", 100)
     gate = Gate()
-    held = pool.submit("A", gate)
+    held = pool.submit(gate)
     assert gate.begun.acquire(timeout=WITHIN_S)
     greedy, modest = Preparation(), Preparation()
     done: list[str] = []

@@ -12,6 +12,7 @@ from torch import Tensor
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from duplane.worker.models.minicpm_o.loader import ModelParts
 from duplane.worker.models.minicpm_o.transfer import upload
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
 
 RELATIVE_TOLERANCES = {torch.bfloat16: 0.0125, torch.float16: 0.002}
 """The public traces have relative errors of up to 0.0085 in bfloat16 and 0.0009 in float16, on a
@@ -57,7 +58,7 @@ class ReplayTarget:
             return
         parts.llm.capture()
         if parts.talker is not None:
-            parts.talker.capture()
+            TalkBlock(parts.talker).capture()
 
 
 CPU_TARGET = ReplayTarget()

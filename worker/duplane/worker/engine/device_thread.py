@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from duplane.worker.engine.engine import JOIN_TIMEOUT_S, Engine
-from duplane.worker.engine.events import DroppedUnit, Event
-from duplane.worker.engine.inbox import Entry, Inbox
+from duplane.worker.engine.events import Event
+from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.engine.schedule import (
     Block,
@@ -33,8 +33,7 @@ from duplane.worker.engine.schedule import (
 )
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.unit_record import LaunchRecord
-from duplane.worker.models.interface import Device, Open, StartChat
-from duplane.worker.models.types import PastUnit
+from duplane.worker.models.interface import Device
 from duplane.worker.settings import WorkerSettings
 
 SWITCH_INTERVAL_S = 0.0005
@@ -80,7 +79,6 @@ class DeviceThread(Engine[SlotChannel]):
         self._records: list[LaunchRecord] = []  # that are not reported yet
         self._is_stopping = False
         self._failure: Exception | None = None
-        self._has_loaded = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def _load(self) -> None:
@@ -109,38 +107,10 @@ class DeviceThread(Engine[SlotChannel]):
             self._channels[slot] = channel
         return channel
 
-    def begin(self, channel: SlotChannel, item: Open | StartChat, credit: int = 0) -> None:
+    def tell(self, channel: SlotChannel, method: str, **arguments: object) -> None:
         with self._lock:
-            channel.begin(item, credit, time.monotonic())
+            getattr(channel, method)(**arguments)
             self._lock.notify_all()
-
-    def return_credit(self, channel: SlotChannel) -> None:
-        with self._lock:
-            channel.credit += 1
-            self._lock.notify_all()
-
-    def rebuild(
-        self, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool = False
-    ) -> None:
-        with self._lock:
-            channel.rebuild(units, time.monotonic(), has_more=has_more)
-            self._lock.notify_all()
-
-    def _put(self, channel: SlotChannel, entry: Entry) -> None:
-        with self._lock:
-            dropped = channel.inbox.put(entry)
-            channel.dropped_count += dropped is not None
-            self._lock.notify_all()
-        if dropped:
-            channel.on_event(DroppedUnit(dropped))
-
-    def mute(self, channel: SlotChannel) -> None:
-        with self._lock:
-            channel.is_muted = True
-            channel.is_ready = False
-            channel.dropped_count += len(channel.inbox.entries)
-            channel.inbox.entries.clear()
-            channel.past_units = None
 
     async def _close(self, channel: SlotChannel) -> bool:
         is_clean: asyncio.Future[bool] = self._loop.create_future()
@@ -167,16 +137,14 @@ class DeviceThread(Engine[SlotChannel]):
         self._preparer, self.constants = runner.preparer, runner.model.constants
         self.description = self._device.description()
         self.memory_used_bytes = runner.memory_used_bytes
-        self._has_loaded = True
         self._call(self._resolve, self._loaded, None)
+        arguments = runner, _Lane.SPEECH
+        speech = threading.Thread(target=self._work, args=arguments, name="speech", daemon=True)
         if self._has_two_lanes:
-            arguments = runner, _Lane.SPEECH
-            speech = threading.Thread(target=self._work, args=arguments, name="speech", daemon=True)
             speech.start()
-            self._work(runner, first)
+        self._work(runner, first)
+        if self._has_two_lanes:
             speech.join()
-        else:
-            self._work(runner, first)
         self._call(self._resolve, self.ended, self._failure)
 
     def _work(self, runner: ModelRunner, lane: _Lane) -> None:
@@ -295,14 +263,3 @@ class DeviceThread(Engine[SlotChannel]):
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
             _log.warning("the event loop is closed; an event of the device thread is lost")
-
-    # Runs on the event loop.
-
-    @staticmethod
-    def _resolve(future: asyncio.Future[object], outcome: object) -> None:
-        if future.done():
-            return
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

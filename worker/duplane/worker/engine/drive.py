@@ -16,20 +16,16 @@ def drive(model: Model, items: Sequence[Item], limits: Limits | None = None) -> 
 
     The caller iterates to the end. A slot that fails has no further launch.
     """
-    waiting = {item.slot: _work(item) for item in items}
-    has_seen = False
-    while launch := next_single(
-        tuple(waiting.values()), limits or Limits(), 0.0, is_shared=False, has_seen=has_seen
-    ):
+    waiting = {item.slot: item for item in items}
+    has_seen, limits = False, limits or Limits()
+    while waiting:
+        works = [Work(item, Kind.UNIT, 0.0, size=item.rows) for item in waiting.values()]
+        launch = next_single(works, limits, 0.0, is_shared=False, has_seen=has_seen)
+        assert launch is not None
         has_seen = launch.block is Block.SEE
         for item in launch.items:
             del waiting[item.slot]
         for result in model.advance(launch.items):
             if isinstance(result, Unfinished):
-                item = Continue(result.slot, result.part, result.rows)
-                waiting[result.slot] = _work(item)
+                waiting[result.slot] = Continue(result.slot, result.part, result.rows)
             yield result
-
-
-def _work(item: Item) -> Work:
-    return Work(item, Kind.UNIT, 0.0, size=item.rows)

@@ -14,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from duplane.worker.engine.events import Event, FailedUnit, failed_unit
-from duplane.worker.engine.fair_pool import PoolFullError
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.engine.preparation import ThreadPools
+from duplane.worker.engine.preparation import PoolFullError, ThreadPools
 from duplane.worker.engine.slot_channel import Channel
 from duplane.worker.engine.unit_record import LaunchRecord, UnitRecord
 from duplane.worker.models.chat import ChatRequest
@@ -65,6 +64,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     def __init__(self) -> None:
         self._pools = ThreadPools()
+        self._has_loaded = False
         self._is_hung = False
         # Called with the launches since the last call: when there is no work, and after a number.
         self.on_launches: Callable[[Sequence[LaunchRecord]], None] = lambda _: None
@@ -74,6 +74,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         self._loop = asyncio.get_running_loop()
         self.ended = self._loop.create_future()
         await self._load()
+        self._has_loaded = True
 
     async def stop(self) -> None:
         """End the model after its current call."""
@@ -170,7 +171,7 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     def open(self, channel: OwnChannel, conversation: PreparedConversation) -> None:
         """Open a conversation. The event Opened or Lost follows."""
-        self.begin(channel, Open(channel.slot, conversation))
+        self._begin(channel, Open(channel.slot, conversation), 0)
 
     def open_chat(self, channel: OwnChannel, chat: PreparedChat, credit: int) -> None:
         """Open a chat. The event ChatStep follows with every output, or Lost after a failure.
@@ -178,17 +179,15 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         At most `credit` outputs come without a call of `return_credit`. So the chat of a client
         that does not read waits, and does not use the device.
         """
-        self.begin(channel, StartChat(channel.slot, chat), credit)
+        self._begin(channel, StartChat(channel.slot, chat), credit)
 
-    @abc.abstractmethod
-    def begin(self, channel: OwnChannel, item: Open | StartChat, credit: int = 0) -> None:
-        """Do what `open` and `open_chat` do."""
+    def _begin(self, channel: OwnChannel, item: Open | StartChat, credit: int) -> None:
+        self.tell(channel, "begin", item=item, credit=credit, now_s=time.monotonic())
 
-    @abc.abstractmethod
     def return_credit(self, channel: OwnChannel) -> None:
         """Allow one more output of a chat, after an output was sent."""
+        self.tell(channel, "return_credit")
 
-    @abc.abstractmethod
     def rebuild(
         self, channel: OwnChannel, units: Sequence[PastUnit], *, has_more: bool = False
     ) -> None:
@@ -198,6 +197,8 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         the conversation's last past unit, the speech of the open turn is computed again. `has_more`
         means that a later call brings this last unit.
         """
+        now_s = time.monotonic()
+        self.tell(channel, "rebuild", units=units, has_more=has_more, now_s=now_s)
 
     def put(self, channel: OwnChannel, entry: Entry) -> None:
         """Queue a unit, or the answer to a refused unit.
@@ -206,14 +207,15 @@ class Engine(abc.ABC, Generic[OwnChannel]):
         """
         if record := entry if isinstance(entry, UnitRecord) else entry.record:
             record.queued_s = time.monotonic()
-        self._put(channel, entry)
+        self.tell(channel, "put", entry=entry)
 
-    @abc.abstractmethod
-    def _put(self, channel: OwnChannel, entry: Entry) -> None: ...
-
-    @abc.abstractmethod
     def mute(self, channel: OwnChannel) -> None:
         """Drop the queued units and run no further unit. A running unit may still post events."""
+        self.tell(channel, "mute")
+
+    @abc.abstractmethod
+    def tell(self, channel: OwnChannel, method: str, **arguments: object) -> None:
+        """Call a method of the slot's `SlotChannel`, where the model runs."""
 
     async def close(self, channel: OwnChannel) -> bool:
         """Clean and check the slot, between two launches. Return True if it may be leased again.
@@ -226,6 +228,16 @@ class Engine(abc.ABC, Generic[OwnChannel]):
 
     @abc.abstractmethod
     async def _close(self, channel: OwnChannel) -> bool: ...
+
+    @staticmethod
+    def _resolve(future: asyncio.Future[Any], outcome: object) -> None:
+        """Set the result or the exception of a future, unless it is done."""
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
     async def close_again(self, slot: int) -> bool:
         """Repeat what `close` does, for a broken slot that no call holds."""

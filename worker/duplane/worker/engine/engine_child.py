@@ -99,9 +99,9 @@ class _Child:
 
         self._channels[slot] = self._engine.attach(slot, post)
 
-    def receive_call(self, slot: int, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of the engine with the slot's channel and these arguments."""
-        getattr(self._engine, method)(self._channels[slot], **arguments)
+    def receive_tell(self, slot: int, method: str, arguments: dict[str, Any]) -> None:
+        """Call a method of the slot's channel with these arguments."""
+        self._engine.tell(self._channels[slot], method, **arguments)
 
     def receive_close(self, slot: int) -> None:
         """Clean the slot; then answer."""

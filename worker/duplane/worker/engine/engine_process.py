@@ -32,10 +32,7 @@ from duplane.worker.models.interface import (
     DeviceLostError,
     LoadError,
     ModelConstants,
-    Open,
-    StartChat,
 )
-from duplane.worker.models.types import PastUnit
 from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
@@ -60,10 +57,6 @@ class RemoteChannel(Channel):
         self.is_muted = False
         self.is_clean: asyncio.Future[bool] | None = None
 
-    def mute(self) -> None:
-        self.is_muted = True
-        self.dropped_count += self.waiting_count
-
     def expects(self, event: Event) -> bool:
         """Note the outcome of an entry. Return False if it comes too late, after `mute`."""
         if not isinstance(event, AnsweredUnit | FailedUnit | DroppedUnit):
@@ -86,7 +79,6 @@ class EngineProcess(Engine[RemoteChannel]):
         self._device = device
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_loaded = False
         self._channels: dict[int, RemoteChannel] = {}
         self._frames = Frames(partial(deliver, self), self._lose)
 
@@ -100,13 +92,11 @@ class EngineProcess(Engine[RemoteChannel]):
         preparing = asyncio.to_thread(self._device.load_preparer)
         self._preparer, _ = await asyncio.gather(preparing, self._loading)
         self.busy_since_s = self.busy_since_s or time.monotonic()  # its first sign of life
-        self._has_loaded = True
 
     async def _stop(self) -> None:
         if self._process is None:
             return
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._resolve(self.ended, None)
         self._frames.close()  # then the process ends
         if self._is_hung or not self._has_loaded:
             self._process.kill()  # a load or a hung call cannot be interrupted
@@ -126,35 +116,23 @@ class EngineProcess(Engine[RemoteChannel]):
         self._send(channel, "attach")
         return channel
 
-    def begin(self, channel: RemoteChannel, item: Open | StartChat, credit: int = 0) -> None:
-        self._call(channel, "begin", item=item, credit=credit)
-
-    def return_credit(self, channel: RemoteChannel) -> None:
-        self._call(channel, "return_credit")
-
-    def rebuild(
-        self, channel: RemoteChannel, units: Sequence[PastUnit], *, has_more: bool = False
-    ) -> None:
-        self._call(channel, "rebuild", units=units, has_more=has_more)
-
-    def _put(self, channel: RemoteChannel, entry: Entry) -> None:
-        if not channel.is_muted:
-            channel.waiting_count += 1
-            self._call(channel, "put", entry=entry)
+    def put(self, channel: RemoteChannel, entry: Entry) -> None:
+        channel.waiting_count += 1
+        super().put(channel, entry)
 
     def mute(self, channel: RemoteChannel) -> None:
-        if not channel.is_muted:
-            self._call(channel, "mute")
-            channel.mute()
+        super().mute(channel)
+        channel.is_muted = True
+        channel.dropped_count += channel.waiting_count
+        channel.waiting_count = 0
+
+    def tell(self, channel: RemoteChannel, method: str, **arguments: object) -> None:
+        self._send(channel, "tell", method, arguments)
 
     async def _close(self, channel: RemoteChannel) -> bool:
         self._send(channel, "close")
         channel.is_clean = self._loop.create_future()
         return await channel.is_clean
-
-    def _call(self, channel: RemoteChannel, method: str, **arguments: object) -> None:
-        """Call a method of the other engine with the slot's channel and these arguments."""
-        self._send(channel, "call", method, arguments)
 
     def _send(self, channel: RemoteChannel, name: str, *arguments: object) -> None:
         """Send a message unless its channel is being closed: the slot may have its next channel."""
@@ -167,8 +145,7 @@ class EngineProcess(Engine[RemoteChannel]):
         """The model has loaded."""
         self.constants, self.description = constants, description
         self.memory_used_bytes = memory_used_bytes
-        if not self._loading.done():  # else the load was cancelled
-            self._loading.set_result(None)
+        self._resolve(self._loading, None)
 
     def receive_event(self, slot: int, event: Event) -> None:
         """An event of a slot has come."""
@@ -184,8 +161,8 @@ class EngineProcess(Engine[RemoteChannel]):
         """A slot is cleaned. No event of it follows."""
         self.memory_used_bytes = memory_used_bytes
         closed = self._channels.pop(slot).is_clean
-        if closed and not closed.done():
-            closed.set_result(is_clean)
+        if closed:
+            self._resolve(closed, is_clean)
 
     def receive_alive(self, busy_since_s: float | None) -> None:
         """A sign of life has come. Without a call, it is known until now that there was none."""
@@ -210,10 +187,8 @@ class EngineProcess(Engine[RemoteChannel]):
 
     def _lose(self, why: str = "the engine process has ended") -> None:
         """Note that no model runs any more."""
-        if not self._loading.done():
-            self._loading.set_exception(RuntimeError(why))
-        if not self.ended.done():
-            self.ended.set_exception(DeviceLostError(why))
+        self._resolve(self._loading, RuntimeError(why))
+        self._resolve(self.ended, DeviceLostError(why))
 
 
 def _start(socket_number: int) -> subprocess.Popen[bytes]:

@@ -45,7 +45,7 @@ class Frames(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._transport: asyncio.WriteTransport | None = None
         self._is_paused = False
-        # What is not given to the transport yet, by slot. The first slot has the next piece.
+        # Pieces that are not given to the transport yet, by slot. The first slot has the next one.
         self._waiting: dict[int, deque[memoryview]] = {}
         self._waiting_bytes = 0
         self._streams: dict[int, _Stream] = {}
@@ -67,7 +67,10 @@ class Frames(asyncio.BufferedProtocol):
         if size <= _PIECE_BYTES and slot not in self._waiting:
             transport.writelines([_PIECE.pack(slot, size), *parts])
         else:
-            self._waiting.setdefault(slot, deque()).extend(filter(len, parts))
+            pieces = self._waiting.setdefault(slot, deque())
+            for part in parts:
+                starts = range(0, len(part), _PIECE_BYTES)
+                pieces.extend(part[start : start + _PIECE_BYTES] for start in starts)
             self._waiting_bytes += size
             self._write()
         if self._waiting_bytes + transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
@@ -97,14 +100,13 @@ class Frames(asyncio.BufferedProtocol):
     def _write(self) -> None:
         """Write pieces, of each slot in turn, while the transport takes them."""
         while self._waiting and self._transport and not self._is_paused:
-            slot, parts = next(iter(self._waiting.items()))
+            slot, pieces = next(iter(self._waiting.items()))
             del self._waiting[slot]
-            piece = _take(parts)
-            if parts:
-                self._waiting[slot] = parts
-            size = sum(map(len, piece))
-            self._waiting_bytes -= size
-            self._transport.writelines([_PIECE.pack(slot, size), *piece])
+            piece = pieces.popleft()
+            if pieces:
+                self._waiting[slot] = pieces
+            self._waiting_bytes -= len(piece)
+            self._transport.writelines([_PIECE.pack(slot, len(piece)), piece])
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -173,16 +175,3 @@ def encode(message: object) -> list[memoryview]:
     if max(size, sum(map(len, raw))) > MAX_FRAME_BYTES:
         raise ValueError(f"a message has more than {MAX_FRAME_BYTES} bytes")
     return [memoryview(_HEAD.pack(len(raw), size) + sizes + body), *raw]
-
-
-def _take(parts: deque[memoryview]) -> list[memoryview]:
-    """Remove the next piece from `parts` and return it."""
-    piece: list[memoryview] = []
-    left = _PIECE_BYTES
-    while parts and left:
-        part = parts.popleft()
-        piece.append(part[:left])
-        if len(part) > left:
-            parts.appendleft(part[left:])
-        left -= len(piece[-1])
-    return piece

@@ -58,9 +58,6 @@ def _merged(dropped: Unit, following: Unit) -> Unit:
     As in the conversation, a forced listen ends earlier requests, and more than
     `MAX_SPEECH_REQUESTS` are refused. Of more than `_RESULT_CAPACITY` results, the newest are kept.
     """
-    is_forced = dropped.force_listen or following.force_listen
-    if not (dropped.speech or dropped.speech_results):
-        return replace(following, force_listen=is_forced)
     results, requests = dropped.speech_results, dropped.speech + following.speech
     if following.force_listen:
         requests = following.speech
@@ -71,7 +68,7 @@ def _merged(dropped: Unit, following: Unit) -> Unit:
     results += tuple(too_many(request.number) for request in requests[MAX_SPEECH_REQUESTS:])
     return replace(
         following,
-        force_listen=is_forced,
+        force_listen=dropped.force_listen or following.force_listen,
         speech=requests[:MAX_SPEECH_REQUESTS],
         speech_results=results[-_RESULT_CAPACITY:],
     )

@@ -11,7 +11,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from duplane.fabric.errors import Reason
@@ -97,7 +97,11 @@ class ModelRunner:
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the launch
             names = [f"{_name(item)} of slot {item.slot}" for item in launch.items]
             _log.exception("a call failed: %s", ", ".join(names))
-            self._lose({item.slot for item in launch.items} - over)
+            with self._lock:
+                for slot in {item.slot for item in launch.items} - over:
+                    self._channels[slot].stop()
+                    self._post(self._channels[slot], Lost())
+            self._check_device()
 
     def _run(self, launch: Launch, begin_s: float, over: set[int]) -> None:
         """Deliver the results of a launch.
@@ -112,20 +116,14 @@ class ModelRunner:
             if slot not in items:
                 kind = type(result).__name__
                 raise RuntimeError(f"slot {slot} has a result, {kind}, but no item")
-            if self._deliver(launch, items[slot], result, begin_s):
-                over.add(slot)
+            with self._lock:
+                if self._deliver(launch, items[slot], result, begin_s):
+                    over.add(slot)
             silent.discard(slot)
-        silent.update(slot for slot in items.keys() - over if self._is_stranded(slot))
+        with self._lock:
+            silent.update(slot for slot in items.keys() - over if self._channels[slot].is_stranded)
         if silent:
             raise RuntimeError(f"slots {sorted(silent)} have neither an outcome nor work left")
-
-    def _is_stranded(self, slot: int) -> bool:
-        """Return whether the work of a slot has no outcome and cannot continue."""
-        channel = self._channels[slot]
-        with self._lock:
-            if channel.is_muted or channel.next is not None:
-                return False
-            return not channel.is_ready or channel.begun is not None
 
     def _deliver(self, launch: Launch, item: Item, result: Result, begin_s: float) -> bool:
         """Post the event of a result and change the state of its channel.
@@ -135,95 +133,51 @@ class ModelRunner:
         channel, now_s = self._channels[result.slot], time.monotonic()
         match result:
             case UnitOutput():
-                record = self._finished(channel, begin_s, now_s)
+                record = channel.finish_unit(begin_s, now_s)
                 if record is None:
                     raise RuntimeError(f"slot {result.slot} has an output, but no unit")
                 self._post(channel, AnsweredUnit(record, result))
             case UnitFailure():
-                return self._fail(channel, item, result, self._finished(channel, begin_s, now_s))
+                return self._fail(channel, item, result, channel.finish_unit(begin_s, now_s))
             case Unfinished():
-                with self._lock:
-                    channel.leave(result, now_s)
+                channel.leave(result, now_s)
             case Ready():
                 pass
             case Opened():
-                with self._lock:
-                    channel.is_ready = not channel.is_muted
+                channel.is_ready = not channel.is_muted
                 self._post(channel, result)
             case Rebuilt():
-                self._rebuilt(channel, item, result)
+                if channel.note_rebuilt(result):
+                    self._post(channel, result)
             case ChatOutput():
-                with self._lock:
-                    channel.note_output(result, now_s)
+                channel.note_output(result, now_s)
                 self._post(channel, ChatStep(result, len(launch.items)))
                 return result.finish is not None
             case _:
                 assert_never(result)
         return False
 
-    def _finished(self, channel: SlotChannel, begin_s: float, now_s: float) -> UnitRecord | None:
-        """End the unit that runs in a slot; return its record. None if no unit runs."""
-        with self._lock:
-            record, channel.begun = channel.begun, None
-            if record is not None:
-                channel.settle_s = now_s, now_s
-        if record is not None:
-            record.finished_s = now_s
-            record.busy_s += now_s - begin_s
-            record.drop_input()
-        return record
-
     def _fail(
         self, channel: SlotChannel, item: Item, failure: UnitFailure, record: UnitRecord | None
     ) -> bool:
         """Report a failure. Return True if the conversation or chat is lost."""
+        is_lost = record is None or failure.is_fatal
+        if is_lost:
+            channel.stop()
         if record is not None:
-            self._is_suspect |= failure.is_fatal
-            if failure.is_fatal:
-                with self._lock:
-                    channel.stop()
+            self._is_suspect |= is_lost
             self._post(channel, failed_unit(record, failure))
-            return failure.is_fatal
+            return is_lost
         _log.error(
             "slot %d: %s failed: %s, %s", failure.slot, _name(item), failure.reason, failure.message
         )
-        is_rebuild = isinstance(item, Rebuild)
-        if is_rebuild and failure.reason in _REBUILD_REASONS:
-            with self._lock:
-                channel.stop()
-            refused = RebuildRefused(Reason(failure.reason), failure.message, failure.field)
-            self._post(channel, refused)
+        if isinstance(item, Rebuild) and failure.reason in _REBUILD_REASONS:
+            reason = Reason(failure.reason)
+            self._post(channel, RebuildRefused(reason, failure.message, failure.field))
         else:
-            self._lose([failure.slot])
-        return True
-
-    def _rebuilt(self, channel: SlotChannel, item: Item, rebuilt: Rebuilt) -> None:
-        """Keep the past units that are left. Report the rebuild if none is left of the message.
-
-        Raises RuntimeError if past units are left and none was rebuilt.
-        """
-        count = len(item.units) if isinstance(item, Rebuild) else 0
-        if count and rebuilt.unit_count < 1 and not rebuilt.is_complete:
-            raise RuntimeError(
-                f"slot {channel.slot} has rebuilt {rebuilt.unit_count} of {count} past units"
-            )
-        with self._lock:
-            if channel.past_units is None:
-                return  # the session has ended meanwhile
-            rest = channel.past_units[rebuilt.unit_count :]
-            is_over = rebuilt.is_complete or (channel.has_more_past and not rest)
-            channel.past_units = None if is_over else rest
-        if is_over:
-            self._post(channel, rebuilt)
-
-    def _lose(self, slots: Collection[int]) -> None:
-        """Report lost conversations. Raises DeviceLostError if the device itself is lost."""
-        for slot in slots:
-            channel = self._channels[slot]
-            with self._lock:
-                channel.stop()
+            self._is_suspect = True
             self._post(channel, Lost())
-        self._check_device()
+        return True
 
     def _check_device(self) -> None:
         try:
@@ -253,19 +207,16 @@ class ModelRunner:
         The device reports only the memory of all slots together, so a leak can be found only when
         no other slot is in use.
         """
+        bound_bytes = self._memory_bound_bytes
         self.memory_used_bytes = self._device.memory_used_bytes()
-        if self._open_slots or self.memory_used_bytes <= self._memory_bound_bytes:
+        if self._open_slots or self.memory_used_bytes <= bound_bytes:
             return True
         gc.collect()  # tracebacks of failed calls may hold tensors in reference cycles
         self.memory_used_bytes = self._device.memory_used_bytes()
-        if self.memory_used_bytes <= self._memory_bound_bytes:
+        if self.memory_used_bytes <= bound_bytes:
             return True
-        _log.error(
-            "slot %d: the device holds %d bytes after its cleanup, %d are allowed",
-            slot,
-            self.memory_used_bytes,
-            self._memory_bound_bytes,
-        )
+        fault = "slot %d: the device holds %d bytes after its cleanup, %d are allowed"
+        _log.error(fault, slot, self.memory_used_bytes, bound_bytes)
         return False
 
 

@@ -12,28 +12,56 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from duplane.worker.engine.fair_pool import FairPool
-
 R = TypeVar("R")
+
+_CAPACITY = 1024  # pieces of work that wait in a pool; a session has one at a time
 
 
 class AbandonedError(Exception):
     """The session has ended, so this work stops."""
 
 
-_CAPACITY = 1024  # pieces of work that wait in a pool; a session has one at a time
+class PoolFullError(Exception):
+    """As much work waits as may wait. The new work is refused; other work is not affected."""
+
+
+class FairPool:
+    """A few threads that do work in its order. Sessions with one piece each have equal shares."""
+
+    def __init__(self, thread_count: int, name: str, capacity: int = _CAPACITY) -> None:
+        """Let at most `capacity` pieces of work wait. The threads start when work comes."""
+        self._threads = ThreadPoolExecutor(thread_count, name)
+        self._places = threading.Semaphore(thread_count + capacity)
+
+    def submit(self, work: Callable[[], R]) -> Future[R]:
+        """Run work in a thread. Raises PoolFullError, RuntimeError after `stop`."""
+        if not self._places.acquire(blocking=False):
+            raise PoolFullError
+        held = [work]
+        future = self._threads.submit(lambda: held.pop()())
+
+        def leave(_: Future[R]) -> None:
+            held.clear()  # the threads keep what was cancelled until they come to it
+            self._places.release()
+
+        future.add_done_callback(leave)
+        return future
+
+    def stop(self) -> None:
+        """Cancel all work that waits, and refuse further work."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class ThreadPools:
     """The thread pools of one worker. No type of work delays another, as each has its own pool."""
 
     def __init__(self) -> None:
-        self.frames = FairPool(4, "frames", _CAPACITY)  # running conversations wait for these
-        self.voices = FairPool(2, "voices", _CAPACITY)
-        self.chats = FairPool(2, "chats", _CAPACITY)
+        self.frames = FairPool(4, "frames")  # running conversations wait for these
+        self.voices = FairPool(2, "voices")
+        self.chats = FairPool(2, "chats")
 
     def stop(self) -> None:
         """Refuse further work."""
@@ -47,7 +75,7 @@ class Preparation:
     def __init__(self) -> None:
         self._is_over = threading.Event()
         self._turn = asyncio.Lock()  # one piece of work at a time: `FairPool` relies on it
-        self._started: list[tuple[FairPool, Future[Any]]] = []
+        self._started: list[Future[Any]] = []
 
     def check(self) -> None:
         """Raise AbandonedError if the session has ended. The work calls this between its steps."""
@@ -61,9 +89,9 @@ class Preparation:
         """
         async with self._turn:
             self.check()
-            future = pool.submit(self, work)
-            unfinished = [entry for entry in self._started if not entry[1].done()]
-            self._started = [*unfinished, (pool, future)]
+            future = pool.submit(work)
+            unfinished = [started for started in self._started if not started.done()]
+            self._started = [*unfinished, future]
             return await asyncio.wrap_future(future)
 
     async def run_steps(self, pool: FairPool, steps: Generator[None, None, R]) -> R:
@@ -86,8 +114,6 @@ class Preparation:
     async def end(self) -> None:
         """Drop the work that waits. Return when no thread runs any work of the session."""
         self._is_over.set()
-        for pool, _ in self._started:
-            pool.drop(self)
-        running = [asyncio.wrap_future(work) for _, work in self._started if not work.cancel()]
+        running = [asyncio.wrap_future(work) for work in self._started if not work.cancel()]
         await asyncio.gather(*running, return_exceptions=True)
         self._started = []

@@ -80,16 +80,8 @@ class Block(Enum):
         return self in (Block.OPEN, Block.REBUILD)
 
 
-_PARTS = {
-    Part.HEAR: Block.HEAR,
-    Part.SEE: Block.SEE,
-    Part.FEED: Block.PASS,
-    Part.DECODE: Block.PASS,
-    Part.SETTLE: Block.SETTLE,
-    Part.TALK: Block.TALK,
-    Part.VOCODE: Block.VOCODE,
-    Part.VOICE: Block.VOICE,
-}
+_PASS = (Part.FEED, Part.DECODE)
+_PARTS = {part: Block.PASS if part in _PASS else Block(part.value) for part in Part}
 _SPEECH = (Block.TALK, Block.VOCODE, Block.VOICE)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from duplane.worker.engine.events import Event, FailedUnit
-from duplane.worker.engine.inbox import Inbox
+from duplane.worker.engine.events import DroppedUnit, Event, FailedUnit
+from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.preparation import Preparation
 from duplane.worker.engine.schedule import (
     BACKGROUND_DEADLINE_S,
@@ -27,7 +27,7 @@ from duplane.worker.models.interface import (
     StartChat,
     Unfinished,
 )
-from duplane.worker.models.types import PastUnit
+from duplane.worker.models.types import PastUnit, Rebuilt
 
 _ANSWER = (Part.DECODE, Part.TALK, Part.VOCODE)
 """Parts of the answer to a chat; other parts of a chat are of its prompt."""
@@ -44,7 +44,7 @@ class Channel:
         self.slot = slot
         self.on_event = on_event
         self.preparation = Preparation()
-        self.dropped_count = 0
+        self.dropped_count: int = 0
 
 
 class SlotChannel(Channel):
@@ -97,6 +97,24 @@ class SlotChannel(Channel):
         self.has_more_past = has_more
         self.moved_s = now_s
 
+    def return_credit(self) -> None:
+        """Allow one more output of the chat."""
+        self.credit += 1
+
+    def put(self, entry: Entry) -> None:
+        """Queue a unit, or the answer to a refused unit."""
+        if dropped := self.inbox.put(entry):
+            self.dropped_count += 1
+            self.on_event(DroppedUnit(dropped))
+
+    def mute(self) -> None:
+        """Drop the queued units and take no more work."""
+        self.is_muted = True
+        self.is_ready = False
+        self.dropped_count += len(self.inbox.entries)
+        self.inbox.entries.clear()
+        self.past_units = None
+
     def answers(self) -> Iterator[FailedUnit]:
         """Take the answers to refused units whose turn has come from the inbox."""
         entries = self.inbox.entries
@@ -136,6 +154,32 @@ class SlotChannel(Channel):
             self.since_s = now_s
         self.next = Continue(self.slot, unfinished.part, unfinished.rows)
 
+    def finish_unit(self, begin_s: float, now_s: float) -> UnitRecord | None:
+        """End the unit that runs; return its record. None if no unit runs."""
+        record, self.begun = self.begun, None
+        if record is not None:
+            self.settle_s = now_s, now_s
+            record.finished_s = now_s
+            record.busy_s += now_s - begin_s
+            record.drop_input()
+        return record
+
+    def note_rebuilt(self, rebuilt: Rebuilt) -> bool:
+        """Keep the past units that are left. Return whether none is left of the message.
+
+        Raises RuntimeError if past units are left and none was rebuilt.
+        """
+        past = self.past_units
+        if past is None:
+            return False  # the session has ended meanwhile
+        if past and rebuilt.unit_count < 1 and not rebuilt.is_complete:
+            count = rebuilt.unit_count
+            raise RuntimeError(f"slot {self.slot} has rebuilt {count} of {len(past)} past units")
+        rest = past[rebuilt.unit_count :]
+        is_over = rebuilt.is_complete or (self.has_more_past and not rest)
+        self.past_units = None if is_over else rest
+        return is_over
+
     def note_output(self, output: ChatOutput, now_s: float) -> None:
         """Note an output of a chat; the last one ends the chat."""
         self.credit -= 1
@@ -161,6 +205,12 @@ class SlotChannel(Channel):
         self.next = None
         self.begun = None
         self.past_units = None
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the work of the slot has no outcome and cannot continue."""
+        is_open = self.is_ready and self.begun is None
+        return not (self.is_muted or self.next or is_open)
 
     @property
     def _is_free(self) -> bool:

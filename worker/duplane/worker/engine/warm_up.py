@@ -25,7 +25,6 @@ from duplane.worker.models.chat import (
 from duplane.worker.models.interface import (
     Item,
     Model,
-    ModelConstants,
     Open,
     Preparer,
     Result,
@@ -47,7 +46,7 @@ _UNITS = 3
 _OPTIONS = ConversationOptions(
     decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0, length_penalty=1.0
 )
-_UNIT, _CHAT = "a unit of noise", "a chat"
+_UNIT = "a unit of noise"
 _FRAME = base64.b64decode(  # a PNG of one grey pixel, which the model scales up
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 )
@@ -59,27 +58,16 @@ def warm_up(preparer: Preparer, model: Model) -> None:
     Then clean the slots. Raises RuntimeError if the model fails.
     """
     constants = model.constants
-    noise = _noise(constants)
+    sample_count = round(constants.unit_s * constants.input_hertz)
+    noise = np.random.default_rng(0).normal(0, 0.05, sample_count).astype(np.float32)
     _run_units(preparer, model, noise)
-    _clean_up(model)
     if constants.has_chat:
         _run_chat(preparer, model, noise)
-        _clean_up(model)
     if constants.plans_batches:
-        for count in _batch_sizes(constants.slot_count):
+        powers = range((constants.slot_count - 1).bit_length())
+        # 1, 2, 4 and so on, and all slots
+        for count in (*(1 << power for power in powers), constants.slot_count):
             _run_units(preparer, model, noise, count, speaks=True)
-            _clean_up(model, count)
-
-
-def _batch_sizes(most: int) -> list[int]:
-    """Return 1, 2, 4 and so on, below `most`, and `most`."""
-    return [*(1 << power for power in range((most - 1).bit_length())), most]
-
-
-def _noise(constants: ModelConstants) -> FloatArray:
-    """Return the sound of one unit."""
-    sample_count = round(constants.unit_s * constants.input_hertz)
-    return np.random.default_rng(0).normal(0, 0.05, sample_count).astype(np.float32)
 
 
 def _run_units(
@@ -97,6 +85,7 @@ def _run_units(
         results = _finish(model, [_prepared(preparer, unit) for unit in units], _UNIT)
         if sum(isinstance(result, UnitOutput | UnitFailure) for result in results) < count:
             raise RuntimeError("the model does not answer a unit of noise")
+    _clean_up(model, count)
 
 
 def _prepared(preparer: Preparer, unit: Unit) -> RunUnit:
@@ -113,10 +102,11 @@ def _run_chat(preparer: Preparer, model: Model, noise: FloatArray) -> None:
     options = ChatOptions(decode_mode=DecodeMode.GREEDY, max_new_tokens=20, seed=0, max_slices=1)
     spoken = replace(options, generate_audio=True)
     try:
-        prepared = preparer.chat(ChatRequest((message,), spoken), _go_on)
+        prepared = preparer.chat(ChatRequest((message,), spoken), lambda: None)
     except OptionError:  # the checkpoint has no voice
-        prepared = preparer.chat(ChatRequest((message,), options), _go_on)
-    _finish(model, [StartChat(0, prepared)], _CHAT)
+        prepared = preparer.chat(ChatRequest((message,), options), lambda: None)
+    _finish(model, [StartChat(0, prepared)], "a chat")
+    _clean_up(model)
 
 
 def _finish(model: Model, items: Sequence[Item], what: str) -> list[Result]:
@@ -129,10 +119,6 @@ def _finish(model: Model, items: Sequence[Item], what: str) -> list[Result]:
         if isinstance(result, UnitFailure) and result.is_fatal:
             raise RuntimeError(f"the model fails on {what}: {result.message}")
     return results
-
-
-def _go_on() -> None:
-    """Do nothing, so that the preparation of the chat continues."""
 
 
 def _clean_up(model: Model, count: int = 1) -> None:

@@ -106,7 +106,7 @@ def test_absent_fields_have_the_defaults_of_the_reference(tmp_path: Path) -> Non
     config = configured(
         tmp_path, hidden_size=64, head_dim=None, audio_config={"d_model": 8, "encoder_layers": None}
     )
-    dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=1e4)
+    dims = DecoderConfig.from_json(config, has_head_norm=True)
     assert (dims.hidden_size, dims.head_dim, dims.key_heads, dims.layers) == (64, 128, 32, 32)
     heard = AudioConfig.from_json(config)
     assert (heard.width, heard.layer_count, heard.mel_bins, heard.pool) == (8, 4, 80, 5)

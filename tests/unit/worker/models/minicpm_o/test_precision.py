@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from duplane.worker.models.minicpm_o import model as models
 from duplane.worker.models.minicpm_o import precision
 from duplane.worker.models.minicpm_o.model import DuplexModel
 
@@ -39,7 +40,9 @@ def test_a_cpu_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("has_tf32", [False, True])
-def test_only_the_vocoder_is_captured_with_tf32(has_tf32: bool) -> None:
+def test_only_the_vocoder_is_captured_with_tf32(
+    has_tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     precision.configure(torch.device("cuda:0"))
     found: dict[str, bool] = {}
 
@@ -50,6 +53,7 @@ def test_only_the_vocoder_is_captured_with_tf32(has_tf32: bool) -> None:
 
         return SimpleNamespace(capture=capture)
 
+    monkeypatch.setattr(models, "TalkBlock", lambda talker: talker)
     parts = SimpleNamespace(audio=part("audio"), talker=part("talker"), vocoder=part("vocoder"))
     model: Any = SimpleNamespace(llm=part("llm"), parts=parts)
     DuplexModel.capture(model, has_tf32_vocoder=has_tf32)

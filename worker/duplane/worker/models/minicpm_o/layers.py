@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+
+
+class Storage(TypedDict):
+    """Where and how the parameters of a module are stored."""
+
+    device: torch.device
+    dtype: torch.dtype
 
 
 class _Linear(nn.Linear):

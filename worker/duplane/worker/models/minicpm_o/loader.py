@@ -19,7 +19,7 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointErr
 from duplane.worker.models.minicpm_o.checkpoint import field as read_field
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
-from duplane.worker.models.minicpm_o.llm.tokenizer import ChatTemplate, Tokens
+from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.preparer_parts import (
     MAX_VOICE_TOKENS,
     VOCODER_FOLDER,
@@ -105,13 +105,12 @@ class ModelParts:
     windows: WindowRules = field(default_factory=WindowRules)
     digest: str = ""
     vision: Vision | None = None
-    chat_template: ChatTemplate | None = None
 
     @property
     def prompts(self) -> PromptParts:
         """The parts that prompts need."""
         pictures = None if self.vision is None else self.vision.pictures
-        return PromptParts(self.tokens, self.audio.config, pictures, self.chat_template)
+        return PromptParts(self.tokens, self.audio.config, pictures)
 
     @property
     def preparation(self) -> PreparerParts:
@@ -210,7 +209,6 @@ def load_parts(
         digest=f"{checkpoint.digest()} {dtype} {context_capacity} {turn_rows}",
         windows=preparation.windows,
         vision=vision,
-        chat_template=preparation.prompts.chat_template,
     )
 
 

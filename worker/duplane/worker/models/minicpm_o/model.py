@@ -39,6 +39,7 @@ from duplane.worker.models.minicpm_o.loader import ModelParts, generated_rows, l
 from duplane.worker.models.minicpm_o.preparer import PreparedConversation, Preparer
 from duplane.worker.models.minicpm_o.preparer_parts import PreparerParts
 from duplane.worker.models.minicpm_o.probe import Probe
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
 from duplane.worker.models.minicpm_o.tts.talker import TURN_ROWS
 from duplane.worker.models.types import (
     ConversationOptions,
@@ -71,7 +72,7 @@ class DuplexModel:
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
         self._rebuilder = Rebuilder(parts, self.sampling, self._pipeline, self._speech_stage)
         self.chats = Chats(parts, self.context_capacity, probe)
-        self.has_chat = parts.chat_template is not None
+        self.has_chat = parts.tokens.has_chat_template
         self._launches = Launches(parts.llm, self._pipeline, self.chats, self._speech_stage, probe)
         self.conversations = self._launches.conversations
         for module in self._modules:
@@ -127,7 +128,7 @@ class DuplexModel:
         if is_replayed:
             self.parts.audio.capture()
         if self.parts.talker is not None:
-            self.parts.talker.capture(is_replayed=is_replayed)
+            TalkBlock(self.parts.talker).capture(is_replayed=is_replayed)
         if self.parts.vocoder is not None and is_replayed:
             with precision.tf32() if has_tf32_vocoder else nullcontext():
                 self.parts.vocoder.capture()

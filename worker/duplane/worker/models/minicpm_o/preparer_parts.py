@@ -10,7 +10,7 @@ from typing import Any
 from duplane.worker.models.minicpm_o.audio.whisper import UNIT_POSITIONS, AudioConfig
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, read_config, read_json
 from duplane.worker.models.minicpm_o.checkpoint import field as read_field
-from duplane.worker.models.minicpm_o.llm.tokenizer import ChatTemplate, Tokens
+from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
 from duplane.worker.models.minicpm_o.types import WindowRules
 from duplane.worker.models.minicpm_o.vision.preprocessing import Pictures
 from duplane.worker.models.minicpm_o.vocoder import harmonic
@@ -36,13 +36,12 @@ class PromptParts:
     """What laying out a prompt or a unit needs of a checkpoint. It has no weights.
 
     `unit_rows` is the number of rows of the sound of one unit. `pictures` is None if the model
-    refuses frames, `chat_template` if it cannot chat.
+    refuses frames.
     """
 
     tokens: Tokens
     audio: AudioConfig
     pictures: Pictures | None
-    chat_template: ChatTemplate | None
 
     @property
     def unit_rows(self) -> int:
@@ -77,10 +76,7 @@ def load_preparer_parts(directory: Path) -> PreparerParts:
         voices = _load_voices(directory, prompt_voice)
     return PreparerParts(
         prompts=PromptParts(
-            tokens,
-            AudioConfig.from_json(config),
-            Pictures.load(directory, config),
-            tokens.chat_template,
+            tokens, AudioConfig.from_json(config), Pictures.load(directory, config)
         ),
         windows=window_rules(read_json(generation) if generation.exists() else {}),
         prompt_voice=prompt_voice,

@@ -39,7 +39,7 @@ def cache_of(config: DecoderConfig, slots: int, capacity: int) -> KVCache:
 
 
 def make(size: int) -> Any:
-    return SimpleNamespace(run=lambda: None, size=size)
+    return SimpleNamespace(launch=lambda: None, size=size)
 
 
 def test_a_check_that_raises_leaves_no_rows_in_its_slots(
@@ -50,7 +50,7 @@ def test_a_check_that_raises_leaves_no_rows_in_its_slots(
 
     cache.kernel = attend_to_pages
 
-    def check(one: object, run: object) -> float:
+    def check(one: object) -> float:
         cache.extend([(slot, 3) for slot in range(2)])
         raise RuntimeError("no kernel image is available")
 
@@ -68,7 +68,7 @@ def test_a_check_that_raises_leaves_no_rows_in_its_slots(
 def test_without_a_kernel_there_are_no_passes() -> None:
     cache = cache_of(CONFIG, 2, 16)
     found = graphs.PassGraphs[Any](cache, "LLM")
-    found.capture((1, 2), make, lambda *_: 0.0)
+    found.capture((1, 2), make, lambda _: 0.0)
     assert found.find(1) is None
 
 
@@ -77,10 +77,10 @@ def test_the_smallest_pass_with_room_is_found(rows: int, size: int) -> None:
     cache = cache_of(CONFIG, 6, 16)
     cache.kernel = attend_to_pages
     found = graphs.PassGraphs[Any](cache, "LLM")
-    found.capture((32, 4), make, lambda *_: 0.0, is_replayed=False)
+    found.capture((32, 4), make, lambda _: 0.0, is_replayed=False)
     one = found.find(rows)
     assert one is not None
-    assert one[0].size == size
+    assert one.size == size
     assert found.find(33) is None
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from duplane.worker.models.minicpm_o.llm import kv_cache as cache_module
 from duplane.worker.models.minicpm_o.llm.attention import Call, Tiles
-from duplane.worker.models.minicpm_o.llm.kv_cache import CacheFullError, KVCache
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
+from duplane.worker.models.minicpm_o.llm.pages import CacheFullError
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_contexts_in_pages_that_are_no_neighbours_are_copied() -> None:
 def test_a_slot_without_room_changes_nothing_for_any() -> None:
     cache = build()
     write(cache, [(0, 8)], 1.0)
-    with pytest.raises(CacheFullError, match="slot 0 holds 8 of 8"):
+    with pytest.raises(CacheFullError, match="slot 0 has 8 rows at most, not 9"):
         cache.extend([(0, 1), (1, 1)])
     assert [cache.length(slot) for slot in range(4)] == [8, 0, 0, 0]
 
@@ -93,19 +94,13 @@ def test_slots_must_ascend(counts: list[tuple[int, int]]) -> None:
 def test_reset_zeroes_rows_that_were_forgotten_before_too() -> None:
     cache = build()
     write(cache, [(1, 6), (2, 6)], 5.0)
-    cache.truncate(1, 2)
+    cache.rewind(1, 2)
     assert not cache.is_clean(1)
     cache.reset(1)
     assert cache.is_clean(1)
     assert cache.length(1) == 0
     assert cache.length(2) == 6
     assert bool((cache.read(2)[0] == 5).all())
-
-
-def test_only_what_is_held_can_be_kept() -> None:
-    cache = build()
-    with pytest.raises(ValueError, match="holds 0 rows, not 1"):
-        cache.truncate(0, 1)
 
 
 def keep(keys: torch.Tensor, source: int, target: int) -> torch.Tensor:
@@ -161,11 +156,12 @@ def test_a_move_that_does_not_fit_changes_nothing() -> None:
 def test_only_rows_that_were_written_can_be_restored() -> None:
     cache = build()
     write(cache, [(1, 6)], 1.0)
-    cache.truncate(1, 2)
+    cache.rewind(1, 2)
     cache.rewind(1, 6)
     assert held(cache, 1) == [1.0] * 6
-    with pytest.raises(ValueError, match="never had 7 rows"):
-        cache.rewind(1, 7)
+    for slot, length in ((1, 7), (0, 1)):
+        with pytest.raises(ValueError, match=f"slot {slot} never had {length} rows"):
+            cache.rewind(slot, length)
 
 
 def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:
@@ -178,12 +174,12 @@ def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:
     cache.reset(1)
     cache.hold(3, 32)
     assert [cache.room(slot) for slot in range(4)] == [16, 16, 16, 32]
-    with pytest.raises(CacheFullError, match="slot 0 has room for 16 rows, not 17"):
+    with pytest.raises(CacheFullError, match="1 pages of memory are needed, 0 are spare"):
         cache.hold(0, 17)
 
 
 steps = st.tuples(
-    st.sampled_from(["extend", "extend", "both", "hold", "truncate", "move", "reset"]),
+    st.sampled_from(["extend", "extend", "both", "hold", "rewind", "move", "reset"]),
     st.integers(0, 3),
     st.integers(1, 12),
 )
@@ -208,8 +204,8 @@ def test_each_page_is_free_and_zero_or_in_one_table(
                     rows[each] += [float(number)] * count
         elif what == "hold":
             cache.hold(slot, min(count, cache.room(slot)))
-        elif what == "truncate":
-            cache.truncate(slot, min(length, count))
+        elif what == "rewind":
+            cache.rewind(slot, min(length, count))
             del rows[slot][count:]
         elif what == "move" and count <= length:
             cache.move(slot, count, count // 2, keep)

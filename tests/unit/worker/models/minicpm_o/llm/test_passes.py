@@ -12,8 +12,8 @@ from support.model.fake_cuda import DEVICE, Way, elsewhere
 
 from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.llm import language_model
-from duplane.worker.models.minicpm_o.llm.kv_cache import CacheFullError
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
+from duplane.worker.models.minicpm_o.llm.pages import CacheFullError
 
 IDS, SLOTS, CAPACITY = 50, 4, 40
 CONFIG = {

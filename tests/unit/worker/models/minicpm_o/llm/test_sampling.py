@@ -9,8 +9,8 @@ from duplane.worker.models.minicpm_o.llm.sampling import (
     SeededUniforms,
     choose_ids,
     draw,
-    filter_scores,
     id_masses,
+    lowest_kept,
 )
 
 
@@ -20,9 +20,11 @@ def test_filtering_keeps_the_nucleus_of_the_top_k(
     seed: int, temperature: float, top_k: int, top_p: float
 ) -> None:
     scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 3
-    columns = [torch.tensor([[value]]) for value in (temperature, float(min(top_k, 50)), top_p)]
-    kept = filter_scores(scores, *columns, widest=min(top_k, 50))[0].isfinite()
-    order = scores[0].argsort(descending=True).tolist()[:top_k]
+    columns = [torch.tensor([[value]]) for value in (float(min(top_k, 50)), top_p)]
+    scaled = scores / temperature
+    ranked, ids = scaled.sort(descending=True)
+    kept = scaled[0] >= lowest_kept(ranked[:, :top_k], *columns)[0]
+    order = ids[0].tolist()[:top_k]
     mass = (scores[0, order] / temperature).softmax(0)
     expected = set[int]()
     total = 0.0
@@ -63,8 +65,10 @@ def test_drawing_among_the_candidates_draws_what_all_ids_would(
 ) -> None:
     scores = torch.randn(1, 4 * TIES, generator=torch.Generator().manual_seed(seed)) * 3
     scores = scores.bfloat16().float()  # rounded, so that some scores are equal
-    columns = [torch.tensor([[value]]) for value in (0.7, float(top_k), top_p)]
-    probabilities = filter_scores(scores, *columns, widest=top_k).softmax(-1)
+    columns = [torch.tensor([[value]]) for value in (float(top_k), top_p)]
+    scaled = scores / 0.7
+    floor = lowest_kept(scaled.sort(descending=True).values[:, :top_k], *columns)
+    probabilities = scaled.masked_fill(scaled < floor, float("-inf")).softmax(-1)
     expected = draw(probabilities, torch.tensor([uniform], dtype=torch.float64))
     cumulative = probabilities.double().cumsum(-1)
     if bool(((cumulative - uniform).abs() < 1e-6).any()):

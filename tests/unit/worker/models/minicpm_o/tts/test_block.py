@@ -11,6 +11,7 @@ from support.model.talkers import small_talker
 
 from duplane.tools.bench.launches import attend_to_pages
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
 from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
 from duplane.worker.models.minicpm_o.tts.talker import Talker
 
@@ -43,7 +44,7 @@ def test_a_block_draws_what_plain_passes_draw_with_one_upload_and_one_download()
     with elsewhere() as border:
         there = small_talker(SLOTS, DEVICE)
         there.cache.kernel = attend_to_pages
-        there.capture()
+        TalkBlock(there).capture()
         for number, slots in enumerate(rounds):
             given = [requests(talker, slots) for talker in (here, there)]
             border.crossings.clear()
@@ -63,7 +64,7 @@ def test_speech_that_ends_early_is_cut_by_the_host() -> None:
     """Another slot needs more steps. The first one draws in these too, but returns only its own."""
     talker = small_talker(SLOTS)
     talker.cache.kernel = attend_to_pages
-    talker.capture(is_replayed=False)
+    TalkBlock(talker).capture(is_replayed=False)
     plain = small_talker(SLOTS)
     lengths: set[int] = set()
     for seed in range(4):

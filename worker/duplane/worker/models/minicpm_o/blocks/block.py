@@ -9,6 +9,7 @@ and replayed. Forms without a graph, and all forms on a CPU, call the same funct
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -16,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.blocks import graph
-from duplane.worker.models.minicpm_o.proof import TOLERANCES, Proofs, relative_error
+from duplane.worker.models.minicpm_o.blocks.graph import Captures
+from duplane.worker.models.minicpm_o.proof import TOLERANCES, relative_error
 from duplane.worker.models.minicpm_o.transfer import refill, upload
 
 Numbers = NDArray[np.int64]
@@ -36,18 +37,12 @@ class Staged:
     ) -> None:
         self.numbers, self.tensors = numbers, tensors
         self._compute = compute
-        self._replay: Callable[[], None] | None = None
+        self.launch: Callable[[], None] = self._call
         self.result: Tensor | None = None
-
-    def capture(self, pool: object) -> object:
-        """Capture the computation, so that `run` replays it. Returns the pool of its memory."""
-        captured = graph.Graph(self._call, pool)
-        self._replay = captured.replay
-        return captured.pool
 
     def run(self) -> Tensor:
         """Compute the result for the present inputs."""
-        (self._replay or self._call)()
+        self.launch()
         assert self.result is not None
         return self.result
 
@@ -88,38 +83,32 @@ class Block(Generic[F]):
         A trial has the numbers of launches, one after the other; `fill` fills the tensors of each.
         `clear` puts the state that the launches change back to what it was before the trial.
         """
-        pool: object = None
-        proofs = Proofs(f"CUDA graphs of {name}")
+        captures = Captures(name, TOLERANCES[torch.float32])
         for form, launches in trials:
             staged = self._new(form, launches[0], fill)
-
-            def capture_and_check(
-                form: F = form, launches: Sequence[Numbers] = launches, staged: Staged = staged
-            ) -> float:
-                nonlocal pool
-                plain = [self._new(form, numbers, fill).run() for numbers in launches]
-                clear()
-                pool = staged.capture(pool)
-                clear()
-                replayed: list[Tensor] = []
-                for numbers in launches:
-                    refill(staged.numbers, numbers)
-                    replayed.append(staged.run().clone())
-                return relative_error(list(zip(replayed, plain, strict=True)))
-
-            if proofs.accepts(str(form), capture_and_check, TOLERANCES[torch.float32]):
+            plain = [self._new(form, numbers, fill) for numbers in launches]
+            check = partial(_error, staged, plain, clear)
+            if captures.capture(str(form), staged, check):
                 self._captured[form] = staged
             clear()
-        proofs.report()
+        captures.report()
 
     def _new(
         self, form: F, numbers: Numbers, fill: Callable[[Staged], None] | None = None
     ) -> Staged:
-        def compute(*inputs: Tensor) -> Tensor:
-            return self._compute(form, *inputs)
-
         tensors = () if self._make_tensors is None else self._make_tensors(form)
-        staged = Staged(upload(numbers, self._device), tensors, compute)
+        staged = Staged(upload(numbers, self._device), tensors, partial(self._compute, form))
         if fill is not None:
             fill(staged)
         return staged
+
+
+def _error(staged: Staged, plain: Sequence[Staged], clear: Callable[[], None]) -> float:
+    """Compare a captured form with plain calls, each on the numbers of the same launches."""
+    clear()
+    replayed: list[Tensor] = []
+    for each in plain:
+        staged.numbers.copy_(each.numbers)
+        replayed.append(staged.run().clone())
+    clear()
+    return relative_error([(got, each.run()) for got, each in zip(replayed, plain, strict=True)])

@@ -1,11 +1,14 @@
-"""A CUDA graph: the kernels of one call, which the device repeats without the host."""
+"""CUDA graphs: the kernels of a call, which the device repeats without the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
+
+from duplane.worker.models.minicpm_o.proof import Proofs
 
 
 class Graph:
@@ -34,3 +37,27 @@ class Graph:
     def replay(self) -> None:
         """Run the captured call on the current values of its tensors."""
         self._graph.replay()
+
+
+class Capturable(Protocol):
+    """A computation over tensors with fixed addresses. `launch` never waits for the device."""
+
+    launch: Callable[[], None]
+
+
+class Captures(Proofs):
+    """Captures of one kind, which never run at the same time; those that prove themselves serve."""
+
+    def __init__(self, kind: str, tolerance: float) -> None:
+        super().__init__(f"CUDA graphs of {kind}")
+        self._tolerance = tolerance
+        self._pool: Any = None
+
+    def capture(self, name: str, one: Capturable, check: Callable[[], float]) -> bool:
+        """Let `launch` replay a graph; return whether it may, as its error by `check` is small."""
+        return self.accepts(name, partial(self._try, one, check), self._tolerance)
+
+    def _try(self, one: Capturable, check: Callable[[], float]) -> float:
+        graph = Graph(one.launch, self._pool)
+        self._pool, one.launch = graph.pool, graph.replay
+        return check()

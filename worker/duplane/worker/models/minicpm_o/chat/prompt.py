@@ -137,8 +137,8 @@ class PromptBuilder:
 
     def chat(self, messages: Sequence[ChatMessage]) -> ChatPrompt:
         """Build the prompt of a whole history, rendered by the checkpoint's template."""
-        template = self._parts.chat_template
-        if template is None:
+        tokens = self._parts.tokens
+        if not tokens.has_chat_template:
             raise OptionError("messages", "cannot be rendered: the checkpoint has no chat template")
         if not messages:
             raise OptionError("messages", "is empty")
@@ -157,7 +157,7 @@ class PromptBuilder:
                 places.append((index, number))
             turns.append((message.role.value, self._joint.join(pieces)))
         try:
-            rendered = template.render(turns, is_thinking=self._options.is_thinking)
+            rendered = tokens.render(turns, is_thinking=self._options.is_thinking)
         except ValueError as error:
             raise OptionError("messages", f"are refused by the chat template: {error}") from error
         return self._fill(re.split(f"{mark}([0-9]+){mark}", rendered), messages, places)

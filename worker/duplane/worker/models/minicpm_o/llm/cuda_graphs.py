@@ -7,17 +7,19 @@ because its kernel reads the slots, the positions and the pages from the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.blocks.block import Numbers
+from duplane.worker.models.minicpm_o.blocks.graph import Capturable, Captures
 from duplane.worker.models.minicpm_o.llm.attention import Rows, Tiles, plan_tiles
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
-from duplane.worker.models.minicpm_o.proof import TOLERANCES, Proofs
+from duplane.worker.models.minicpm_o.proof import TOLERANCES
+from duplane.worker.models.minicpm_o.transfer import refill
 
 
 class PassForm:
@@ -57,13 +59,23 @@ class PassForm:
         return Rows(positions, places, ends, Tiles(tiles.view(-1, 3), self._cache.capacity))
 
 
-class StaticPass(Protocol):
-    """A pass over tensors with fixed addresses."""
+class StaticPass:
+    """A pass of one form over tensors with fixed addresses, of which `numbers` begin with its own.
 
-    def run(self) -> None: ...
+    `launch` gives its rows to `compute`. It never waits for the device, so that a CUDA graph can
+    capture it.
+    """
+
+    def __init__(self, form: PassForm, numbers: Tensor, compute: Callable[[Rows], None]) -> None:
+        self.form, self.numbers, self._compute = form, numbers, compute
+        self.launch: Callable[[], None] = self._call
+        refill(numbers[: form.count], form.numbers())
+
+    def _call(self) -> None:
+        self._compute(self.form.rows_of(self.numbers))
 
 
-P = TypeVar("P", bound=StaticPass)
+P = TypeVar("P", bound=Capturable)
 
 
 class PassGraphs(Generic[P]):
@@ -72,45 +84,35 @@ class PassGraphs(Generic[P]):
     def __init__(self, cache: KVCache, name: str) -> None:
         self._cache = cache
         self._name = name
-        self._passes: dict[int, tuple[P, Callable[[], None]]] = {}
+        self._passes: dict[int, P] = {}
 
     def capture(
         self,
         sizes: Iterable[int],
         make: Callable[[int], P],
-        check: Callable[[P, Callable[[], None]], float],
+        check: Callable[[P], float],
         *,
         is_replayed: bool = True,
     ) -> None:
         """Make a pass of each size. If `is_replayed`, capture the passes as CUDA graphs.
 
-        `check(pass, run)` returns the relative error of a pass. Passes that cannot be captured, or
+        `check(pass)` returns the relative error of a pass. Passes that cannot be captured, or
         whose results differ from those of the plain path, are left out; see `proof`. Without a
         kernel for attention there are no passes. All slots must be empty.
         """
         if self._cache.kernel is None:
             return
-        pool: Any = None
-        proofs = Proofs(f"CUDA graphs of the {self._name}")
+        captures = Captures(f"the {self._name}", TOLERANCES[self._cache.keys.dtype])
         # The largest is first, so that smaller passes use the memory of larger ones.
         for size in sorted(sizes, reverse=True):
             made = make(size)
-            run = made.run
-
-            def capture_and_check(made: P = made) -> float:
-                nonlocal pool, run
-                captured = graph.Graph(made.run, pool)
-                pool, run = captured.pool, captured.replay
-                return check(made, run)
-
-            allowed = TOLERANCES[self._cache.keys.dtype]
-            if not is_replayed or proofs.accepts(f"{size} rows", capture_and_check, allowed):
-                self._passes[size] = (made, run)
+            if not is_replayed or captures.capture(f"{size} rows", made, partial(check, made)):
+                self._passes[size] = made
             for slot in range(self._cache.slot_count):
                 self._cache.reset(slot)
-        proofs.report()
+        captures.report()
 
-    def find(self, size: int) -> tuple[P, Callable[[], None]] | None:
-        """Return the smallest pass with this size, and the function that runs it."""
+    def find(self, size: int) -> P | None:
+        """Return the smallest pass with this size."""
         sizes = [found for found in self._passes if found >= size]
         return self._passes[min(sizes)] if sizes else None

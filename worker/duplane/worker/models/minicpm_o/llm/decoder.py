@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
-from duplane.worker.models.minicpm_o.layers import embedding, linear, pack_linear
+from duplane.worker.models.minicpm_o.layers import Storage, embedding, linear, pack_linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate
@@ -39,10 +39,8 @@ class DecoderConfig:
     has_attention_bias: bool
 
     @classmethod
-    def from_json(
-        cls, config: Mapping[str, Any], *, has_head_norm: bool, rope_theta: float
-    ) -> DecoderConfig:
-        """Read the dimensions of either architecture. `rope_theta` applies if `config` has none."""
+    def from_json(cls, config: Mapping[str, Any], *, has_head_norm: bool) -> DecoderConfig:
+        """Read the dimensions of either architecture."""
         heads = field(config, "num_attention_heads", int)
         key_heads = field(config, "num_key_value_heads", int, heads)
         hidden = field(config, "hidden_size", int)
@@ -62,7 +60,7 @@ class DecoderConfig:
             query_heads=heads,
             key_heads=key_heads,
             head_dim=field(config, "head_dim", int, hidden // heads),
-            rope_theta=field({**config, **rope}, "rope_theta", float, rope_theta),
+            rope_theta=field({**config, **rope}, "rope_theta", float, 10_000.0),
             norm_eps=field(config, "rms_norm_eps", float, 1e-6),
             has_head_norm=has_head_norm,
             has_attention_bias=field(config, "attention_bias", bool, False),
@@ -106,28 +104,22 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention of packed rows over the cache."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, operations: Operations, storage: Storage) -> None:
         super().__init__()
         self._operations = operations
         self.head_dim = config.head_dim
         hidden, bias = config.hidden_size, config.has_attention_bias
         width, key_width = config.query_heads * self.head_dim, config.key_heads * self.head_dim
-        self.q_proj = linear(hidden, width, bias=bias, device=device, dtype=dtype)
-        self.k_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
-        self.v_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
+        self.q_proj = linear(hidden, width, bias=bias, **storage)
+        self.k_proj = linear(hidden, key_width, bias=bias, **storage)
+        self.v_proj = linear(hidden, key_width, bias=bias, **storage)
         self.packed_weight, packed = pack_linear((self.q_proj, self.k_proj, self.v_proj))
         self._bias = packed if bias else None
-        self.o_proj = linear(width, hidden, bias=bias, device=device, dtype=dtype)
+        self.o_proj = linear(width, hidden, bias=bias, **storage)
         self.has_head_norm = config.has_head_norm
         if self.has_head_norm:
-            self.q_norm = nn.RMSNorm(self.head_dim, config.norm_eps, device=device, dtype=dtype)
-            self.k_norm = nn.RMSNorm(self.head_dim, config.norm_eps, device=device, dtype=dtype)
+            self.q_norm = nn.RMSNorm(self.head_dim, config.norm_eps, **storage)
+            self.k_norm = nn.RMSNorm(self.head_dim, config.norm_eps, **storage)
 
     def forward(
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
@@ -144,20 +136,14 @@ class Attention(nn.Module):
 class GatedFeedForward(nn.Module):
     """The gated feed-forward block."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, operations: Operations, storage: Storage) -> None:
         super().__init__()
         self._operations = operations
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
-        self.up_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
+        self.gate_proj = linear(hidden, inner, bias=False, **storage)
+        self.up_proj = linear(hidden, inner, bias=False, **storage)
         self.packed_weight, _ = pack_linear((self.gate_proj, self.up_proj))
-        self.down_proj = linear(inner, hidden, bias=False, device=device, dtype=dtype)
+        self.down_proj = linear(inner, hidden, bias=False, **storage)
 
     def forward(self, states: Tensor) -> Tensor:
         """Map `[rows, hidden]` to `[rows, hidden]`."""
@@ -168,19 +154,13 @@ class GatedFeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each with a norm before it and a residual connection."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        operations: Operations,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, operations: Operations, storage: Storage) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.norm_eps
-        self.input_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
-        self.self_attn = Attention(config, operations, device, dtype)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
-        self.mlp = GatedFeedForward(config, operations, device, dtype)
+        self.input_layernorm = nn.RMSNorm(hidden, eps, **storage)
+        self.self_attn = Attention(config, operations, storage)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps, **storage)
+        self.mlp = GatedFeedForward(config, operations, storage)
 
     def forward(
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
@@ -204,15 +184,16 @@ class Decoder(nn.Module):
     ) -> None:
         """Reserve `share` of each context. With a `vocabulary` there is a table of embeddings."""
         super().__init__()
+        storage = Storage(device=device, dtype=dtype)
         inner, has_head_norm = config.intermediate_size, config.has_head_norm
         self.operations = Operations(inner, has_head_norm=has_head_norm)
         self.layers = nn.ModuleList(
-            [Layer(config, self.operations, device, dtype) for _ in range(config.layers)]
+            [Layer(config, self.operations, storage) for _ in range(config.layers)]
         )
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, **storage)
         if vocabulary:
             width = config.hidden_size
-            self.embed_tokens = embedding(vocabulary, width, device=device, dtype=dtype)
+            self.embed_tokens = embedding(vocabulary, width, **storage)
         self.cache = KVCache(
             layers=config.layers,
             slots=slot_count,
@@ -220,8 +201,7 @@ class Decoder(nn.Module):
             queries_per_head=config.query_heads // config.key_heads,
             capacity=capacity,
             head_dim=config.head_dim,
-            device=device,
-            dtype=dtype,
+            **storage,
             share=share,
         )
         self._rotary = Rotary(config, capacity, device)

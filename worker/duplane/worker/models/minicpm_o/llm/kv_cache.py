@@ -22,7 +22,7 @@ from duplane.worker.models.minicpm_o.llm.attention import (
     causal_mask,
     plan_tiles,
 )
-from duplane.worker.models.minicpm_o.llm.pages import CacheFullError, PageTable
+from duplane.worker.models.minicpm_o.llm.pages import PageTable
 from duplane.worker.models.minicpm_o.transfer import upload
 
 PAGE_ROWS = 256
@@ -88,15 +88,13 @@ class KVCache:
 
     def room(self, slot: int) -> int:
         """Return the number of rows of the longest context that the slot can hold now."""
-        return min(self.capacity, self.pages.room(slot))
+        return self.pages.room(slot)
 
     def hold(self, slot: int, length: int) -> None:
         """Take the pages of a context of `length` rows, so that these rows will have room.
 
         Raises `CacheFullError` and changes nothing if this is more than `room`.
         """
-        if length > (room := self.room(slot)):
-            raise CacheFullError(f"slot {slot} has room for {room} rows, not {length}")
         self.pages.take([(slot, length)])
 
     def extend(self, counts: Sequence[tuple[int, int]]) -> Rows:
@@ -104,11 +102,10 @@ class KVCache:
 
         If one of the slots has no room, raises `CacheFullError` and changes nothing.
         """
-        starts = [self._lengths[slot] for slot, _ in counts]
         self.grow(counts)
+        stops = [self._lengths[slot] for slot, _ in counts]
         spans = [
-            (slot, start, start + count)
-            for start, (slot, count) in zip(starts, counts, strict=True)
+            (slot, stop - count, stop) for stop, (slot, count) in zip(stops, counts, strict=True)
         ]
         positions = list(chain.from_iterable(range(*span[1:]) for span in spans))
         last = [stop - 1 for stop in accumulate(count for _, count in counts)]
@@ -120,7 +117,7 @@ class KVCache:
         sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
         at, ends, where, numbers = sent.split_with_sizes([len(numbers) for numbers in lists])
         if self.kernel:
-            plan = Tiles(numbers.view(-1, 3), max(stop for _, _, stop in spans))
+            plan = Tiles(numbers.view(-1, 3), max(stops))
         else:
             plan = [
                 self._call(slot, slice(end - count + 1, end + 1), at)
@@ -143,12 +140,6 @@ class KVCache:
         """
         if any(here[0] >= after[0] for here, after in pairwise(counts)):
             raise ValueError(f"slots are not ascending: {[slot for slot, _ in counts]}")
-        for slot, count in counts:
-            if self._lengths[slot] + count > self.capacity:
-                raise CacheFullError(
-                    f"slot {slot} holds {self._lengths[slot]} of {self.capacity} rows,"
-                    f" {count} more do not fit"
-                )
         self._set_lengths([(slot, self._lengths[slot] + count) for slot, count in counts])
 
     def _set_lengths(self, lengths: Sequence[tuple[int, int]]) -> None:
@@ -200,8 +191,6 @@ class KVCache:
         length = target + count
         if source < 0 or count < 0 or target < 0:
             raise ValueError(f"slot {slot}: no rows to move from {source} to {target}")
-        if length > self.capacity:
-            raise CacheFullError(f"slot {slot}: {count} rows do not fit behind {target}")
         self.pages.take([(slot, length)])
         starts = range(0, count, MOVED_ROWS)
         # The order of the parts makes sure that every row is moved before it is overwritten.
@@ -215,17 +204,12 @@ class KVCache:
         self._set_lengths([(slot, length)])
         self._give_back(slot, max(self.pages.reserved, -(-length // self.pages.page_rows)))
 
-    def truncate(self, slot: int, length: int) -> None:
-        """Drop the rows from `length` on. The next rows overwrite them, or `reset` zeroes them.
-
-        Until then `rewind` can restore them.
-        """
-        if not 0 <= length <= self._lengths[slot]:
-            raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
-        self._lengths[slot] = length
-
     def rewind(self, slot: int, length: int) -> None:
-        """Set the length back to one that it had before, with the rows that it had then."""
+        """Set the length to one that the slot had before, with the rows that it had then.
+
+        Rows behind it stay until others overwrite them or `reset` zeroes them, so a later call can
+        restore them.
+        """
         if not 0 <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} never had {length} rows")
         self._lengths[slot] = length

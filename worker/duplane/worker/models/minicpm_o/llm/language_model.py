@@ -6,7 +6,7 @@ prefix `llm.`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
 from duplane.worker.models.minicpm_o.layers import linear
-from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs
+from duplane.worker.models.minicpm_o.llm.attention import Rows
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs, StaticPass
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
 from duplane.worker.models.minicpm_o.proof import relative_error
@@ -34,8 +35,8 @@ PASS_SLOTS = 64
 """Maximum number of slots of a pass on a GPU."""
 
 
-class Pass:
-    """A pass of up to `rows` packed rows of any slots, over inputs with fixed addresses.
+class Pass(StaticPass):
+    """A pass of up to `rows` packed rows of any slots.
 
     `states` [rows, hidden] are the normed states of all rows; `hidden` [slots, hidden] and `logits`
     [slots, ids], float32, are those of the last row of each slot.
@@ -47,10 +48,10 @@ class Pass:
 
     def __init__(self, llm: LanguageModel, rows: int) -> None:
         self._llm, table = llm, llm.model.embed_tokens.weight
-        self.form = PassForm(llm.cache, rows, min(rows, PASS_SLOTS, llm.cache.slot_count))
-        count = self.form.count + rows
-        self._numbers = torch.zeros(count, dtype=torch.long, device=table.device)
+        form = PassForm(llm.cache, rows, min(rows, PASS_SLOTS, llm.cache.slot_count))
+        numbers = torch.zeros(form.count + rows, dtype=torch.long, device=table.device)
         self._embeds = table.new_zeros(rows, table.shape[1])
+        super().__init__(form, numbers, self._feed)
         self.stage()
 
     def stage(
@@ -65,11 +66,10 @@ class Pass:
             self._embeds[: len(inputs)] = inputs
         else:
             ids[: len(inputs)] = inputs
-        refill(self._numbers, np.concatenate((self.form.numbers(counts, starts), ids)))
+        refill(self.numbers, np.concatenate((self.form.numbers(counts, starts), ids)))
 
-    def run(self) -> None:
-        """Run the pass. It never waits for the device, so that a CUDA graph can capture it."""
-        ids, rows = self._numbers[self.form.count :], self.form.rows_of(self._numbers)
+    def _feed(self, rows: Rows) -> None:
+        ids = self.numbers[self.form.count :]
         known = self._llm.model.embed_tokens(ids.clamp(min=0))
         embeds = torch.where((ids < 0).unsqueeze(-1), self._embeds, known)
         self.states = self._llm.model(embeds, rows)
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         share: float = 1.0,
     ) -> None:
         super().__init__()
-        dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=10_000.0)
+        dims = DecoderConfig.from_json(config, has_head_norm=True)
         self.vocabulary = field(config, "vocab_size", int)
         self.hidden_size = dims.hidden_size
         self.model = Decoder(dims, slot_count, capacity, device, dtype, share, self.vocabulary)
@@ -181,11 +181,10 @@ class LanguageModel(nn.Module):
         parts, first = split_rows(counts, PASS_ROWS[-1], PASS_SLOTS), 0
         for part, following in zip_longest(parts, parts[1:]):
             rows = sum(count for _, count in part)
-            found = self.graphs.find(rows)
-            assert found is not None
-            one, run = found
+            one = self.graphs.find(rows)
+            assert one is not None
             one.stage(part, [starts[slot] for slot, _ in part], inputs[first : first + rows])
-            run()
+            one.launch()
             is_cut = following is not None and following[0][0] == part[-1][0]
             yield one, rows, len(part) - is_cut
             starts |= {slot: starts[slot] + count for slot, count in part}
@@ -193,10 +192,9 @@ class LanguageModel(nn.Module):
 
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture passes as CUDA graphs; `feed` and `append` use them from then on."""
-        make = partial(Pass, self)
-        self.graphs.capture(PASS_ROWS, make, self._check, is_replayed=is_replayed)
+        self.graphs.capture(PASS_ROWS, partial(Pass, self), self._check, is_replayed=is_replayed)
 
-    def _check(self, one: Pass, run: Callable[[], None]) -> float:
+    def _check(self, one: Pass) -> float:
         """Compare a pass with the plain path, in one long context and in short ones."""
         slots, capacity = one.form.slots, self.cache.capacity
         own = max(1, min(one.form.rows // slots, capacity - 1))
@@ -206,7 +204,7 @@ class LanguageModel(nn.Module):
         rows = self.cache.extend(counts)
         states = self.model(self.embed(ids), rows)
         one.stage(counts, starts[:slots], ids)
-        run()
+        one.launch()
         hidden = states[rows.last]
         pairs = (one.states[: len(ids)], states), (one.logits[:slots], self.logits(hidden))
         return relative_error([*pairs, (one.hidden[:slots], hidden)])
@@ -220,7 +218,7 @@ class LanguageModel(nn.Module):
         self.model.move(slot, slide.kept, slide.target)
         length = self.cache.length(slot)
         if slide.ids:
-            self.cache.truncate(slot, slide.start)
+            self.cache.rewind(slot, slide.start)
             self.append_long(slot, slide.ids)
             self.cache.rewind(slot, length)
 

@@ -34,7 +34,7 @@ class PageTable:
     def __init__(
         self, slots: int, capacity: int, page_rows: int, device: torch.device, share: float = 1.0
     ) -> None:
-        self.page_rows = page_rows
+        self.capacity, self.page_rows = capacity, page_rows
         self.per_slot = -(-capacity // page_rows)
         self.reserved = math.ceil(self.per_slot * share)
         self.scratch = (slots - 1) * self.reserved + self.per_slot
@@ -55,9 +55,9 @@ class PageTable:
         return len(self.free) - sum(max(0, self.reserved - len(held)) for held in self.held)
 
     def room(self, slot: int) -> int:
-        """Return the number of rows of the longest context for which the slot has pages now."""
+        """Return the number of rows of the longest context that the slot can have now."""
         pages = max(self.reserved, len(self.held[slot])) + self.spare
-        return min(self.per_slot, pages) * self.page_rows
+        return min(self.capacity, pages * self.page_rows)
 
     @property
     def row_count(self) -> int:
@@ -68,9 +68,12 @@ class PageTable:
         """Give each `(slot, rows)` the pages that it lacks for this number of rows.
 
         A slot has a place of its own in the pool, so that its pages are neighbours. If a page of
-        this place is not free, the slot gets another one. If too few pages are spare, raises
-        `CacheFullError` and changes nothing.
+        this place is not free, the slot gets another one. If too few pages are spare, or if a slot
+        cannot have so many rows, raises `CacheFullError` and changes nothing.
         """
+        for slot, rows in wanted:
+            if rows > self.capacity:
+                raise CacheFullError(f"slot {slot} has {self.capacity} rows at most, not {rows}")
         counts = [(slot, -(-rows // self.page_rows)) for slot, rows in wanted]
         borrowed = sum(
             max(0, count - max(self.reserved, len(self.held[slot]))) for slot, count in counts
@@ -99,23 +102,16 @@ class PageTable:
 
     def ranges(self, slot: int, start: int, stop: int) -> list[range]:
         """Return the pool's rows of the slot's rows from `start` to `stop`."""
-        first = start // self.page_rows
-        held = self._runs(self.held[slot][first : -(-stop // self.page_rows)])
-        skipped = start - first * self.page_rows
-        if held:
-            held[0] = held[0][skipped:]
-            held[-1] = held[-1][: len(held[-1]) - -stop % self.page_rows]
-        return [run for run in held if run]
-
-    def _runs(self, pages: Sequence[int]) -> list[range]:
-        """Return the pool's rows of these pages, with neighbours in one range."""
         runs: list[range] = []
-        for page in pages:
-            start, stop = page * self.page_rows, (page + 1) * self.page_rows
-            if runs and runs[-1].stop == start:
-                runs[-1] = range(runs[-1].start, stop)
-            else:
-                runs.append(range(start, stop))
+        while start < stop:
+            page, skipped = divmod(start, self.page_rows)
+            count = min(stop - start, self.page_rows - skipped)
+            begin = self.held[slot][page] * self.page_rows + skipped
+            run = range(begin, begin + count)
+            if runs and runs[-1].stop == begin:  # neighbours are in one range
+                run = range(runs.pop().start, run.stop)
+            runs.append(run)
+            start += count
         return runs
 
     def rows_at(self, slots: Tensor, positions: Tensor) -> Tensor:

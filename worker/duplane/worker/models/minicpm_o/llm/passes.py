@@ -65,17 +65,11 @@ def feed(llm: LanguageModel, sources: Sequence[RowSource]) -> Fed | None:
 
 def _feed(llm: LanguageModel, sources: Sequence[RowSource]) -> tuple[Tensor, Tensor]:
     """Feed all rows. Returns the states and logits of the last rows."""
-    parts = [source.pass_rows for source in sources]
-    ids = [
-        source.next_id
-        for source, rows in zip(sources, parts, strict=True)
-        if rows is None and source.next_id is not None
-    ]
-    counts = [
-        (source.slot, 1 if rows is None else len(rows))
-        for source, rows in zip(sources, parts, strict=True)
-    ]
+    given = [(source, source.pass_rows) for source in sources]
+    ids = [one.next_id for one, rows in given if rows is None and one.next_id is not None]
+    counts = [(one.slot, 1 if rows is None else len(rows)) for one, rows in given]
     if len(ids) == len(sources):
         return llm.feed(counts, ids)
     steps = iter(llm.embed(ids)[:, None].unbind() if ids else ())
-    return llm.feed(counts, torch.cat([next(steps) if rows is None else rows for rows in parts]))
+    embeds = [next(steps) if rows is None else rows for _, rows in given]
+    return llm.feed(counts, torch.cat(embeds))

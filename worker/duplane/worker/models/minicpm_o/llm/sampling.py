@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -94,34 +94,28 @@ def choose_ids(
         return likeliest, None if watched is None else (likeliest == watched).double()
     count = scores.shape[-1]
     widest = max(min(row.top_k or count, count) for row in settings if row.is_drawn)
-    numbers = upload(
-        [
-            (uniform, row.is_drawn, row.temperature, min(row.top_k or count, count), row.top_p)
-            for row, uniform in zip(settings, uniforms, strict=True)
-        ],
-        scores.device,
-        torch.float64,
-    )
+    rows = [
+        (uniform, row.is_drawn, max(row.temperature, 1e-6), row.top_k or count, row.top_p)
+        for row, uniform in zip(settings, uniforms, strict=True)
+    ]
+    numbers = upload(rows, scores.device, torch.float64)
     temperature, top_k, top_p = numbers[:, 2:].float().unsqueeze(-1).unbind(1)
-    ids = None
+    ranked, ids = scores.topk(min(widest + TIES, count), dim=-1)
+    ranked = ranked / temperature
+    floor = lowest_kept(ranked[:, :widest], top_k, top_p)
     if widest + TIES < count:
-        ranked, ranked_ids = scores.topk(widest + TIES, dim=-1)
-        ids, order = ranked_ids.sort(-1)
+        ids, order = ids.sort(-1)
         scores = ranked.gather(-1, order)
-    filtered = filter_scores(scores, temperature, top_k, top_p, widest)
-    probabilities = filtered.softmax(-1)
-    drawn = draw(probabilities, numbers[:, 0])
+    else:
+        ids, scores = torch.arange(count, device=ids.device).expand_as(ids), scores / temperature
+    probabilities = scores.masked_fill(scores < floor, float("-inf")).softmax(-1)
+    drawn = ids.gather(-1, draw(probabilities, numbers[:, 0]).unsqueeze(-1)).squeeze(-1)
     is_drawn = numbers[:, 1] > 0
     probability = None
     if watched is not None:
-        if ids is None:
-            probability = probabilities[:, watched].double()
-        else:
-            probability = (probabilities * (ids == watched)).sum(-1, dtype=torch.float64)
+        probability = (probabilities * (ids == watched)).sum(-1, dtype=torch.float64)
         if not all(row.is_drawn for row in settings):
             probability = torch.where(is_drawn, probability, (likeliest == watched).double())
-    if ids is not None:
-        drawn = ids.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
     return torch.where(is_drawn, drawn, likeliest), probability
 
 
@@ -145,33 +139,26 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     return drawn.clamp(max=probabilities.shape[-1] - 1)
 
 
-def filter_scores(
-    scores: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, widest: int
-) -> Tensor:
-    """Divide scores by the temperature, then keep the top-k ids and, among these, the top-p ids.
+def lowest_kept(ranked: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return the lowest score [rows, 1] of the top-k ids and, among these, the top-p ids.
 
-    `scores` are [rows, ids], the parameters [rows, 1]; `widest` is the largest top_k. The id at
-    which the sum of probabilities exceeds top_p is kept. Ids that are as likely as the last kept id
-    are kept too, so that the result does not depend on the order of equal scores.
+    `ranked` are the highest scores [rows, n] in descending order, `top_k` and `top_p` [rows, 1].
+    The id at which the sum of probabilities exceeds top_p is kept. Ids that are as likely as the
+    last kept id are to be kept too, so that the result does not depend on the order of equal
+    scores.
     """
-    scores = scores / temperature.clamp(min=1e-6)
-    ranked = scores.topk(min(widest, scores.shape[-1]), dim=-1).values
-    is_within = torch.arange(ranked.shape[-1], device=scores.device) < top_k
-    ranked = ranked.masked_fill(~is_within, float("-inf"))
-    mass = ranked.softmax(-1).cumsum(-1)
+    is_within = torch.arange(ranked.shape[-1], device=ranked.device) < top_k
+    mass = ranked.masked_fill(~is_within, float("-inf")).softmax(-1).cumsum(-1)
     before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)
     kept = (is_within & (before <= top_p)).sum(-1, keepdim=True)
-    floor = ranked.gather(-1, kept.clamp(min=1) - 1)
-    return scores.masked_fill(scores < floor, float("-inf"))
+    return ranked.gather(-1, kept.clamp(min=1) - 1)
 
 
-@dataclass
 class RecentIds:
     """The last `size` chosen ids of one conversation, oldest first, and how often each occurs."""
 
-    size: int
-    ids: deque[int] = field(default_factory=deque[int])
-    counts: Counter[int] = field(default_factory=Counter[int])
+    def __init__(self, size: int) -> None:
+        self.size, self.ids, self.counts = size, deque[int](maxlen=size), Counter[int]()
 
 
 class PenalisedIds:
@@ -209,21 +196,17 @@ class PenalisedIds:
                 changes.append((slot, oldest, False))
         self.update(changes)
         for _, token, recent in chosen:
-            recent.ids.append(token)
-            recent.counts[token] += 1
-            if len(recent.ids) > recent.size:
+            if len(recent.ids) == recent.size:
                 oldest = recent.ids.popleft()
                 recent.counts[oldest] -= 1
                 if not recent.counts[oldest]:
                     del recent.counts[oldest]
+            recent.ids.append(token)
+            recent.counts[token] += 1
 
     def extend(self, slot: int, chosen: Sequence[int], recent: RecentIds) -> None:
         """Add ids that the slot's conversation chose before, oldest first."""
-        if not (chosen and recent.size):
-            return
         recent.ids.extend(chosen)
-        while len(recent.ids) > recent.size:
-            recent.ids.popleft()
         recent.counts = Counter(recent.ids)
         self.reset(slot)
         self.update([(slot, token, True) for token in recent.counts])

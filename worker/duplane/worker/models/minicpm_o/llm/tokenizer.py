@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
+from transformers import Qwen2Tokenizer
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, read_json
 
@@ -22,43 +22,18 @@ CHARACTERS_PER_ROW = 64
 """A prompt with more characters per row of context than this is refused before it is encoded."""
 
 
-class ChatTemplate:
-    """Renders messages with the template of a tokenizer."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer: Any = tokenizer
-
-    def render(self, messages: Iterable[tuple[str, str]], *, is_thinking: bool = False) -> str:
-        """Return the prompt of `(role, text)` messages, without the mark that begins an answer.
-
-        Raises ValueError if the template refuses the messages.
-        """
-        turns = [{"role": role, "content": text} for role, text in messages]
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=False, enable_thinking=is_thinking
-            )
-        except TemplateError as error:
-            raise ValueError(str(error)) from error
-        return cast("str", rendered)
-
-
 class Tokens:
     """Converts text to ids and back, and has the ids that control a duplex conversation.
 
     `marks` are the ids that stand for no text, `forbidden` those that the model never speaks.
+    Without `has_chat_template`, there is none to `render` with.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        eos: str,
-        bad_ids: Iterable[int] = (),
-        unknown: str = "<unk>",
-        chat_template: ChatTemplate | None = None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self.chat_template = chat_template
+    def __init__(self, loaded: Any, eos: str, bad_ids: Iterable[int], unknown: str) -> None:
+        """Use a tokenizer of transformers."""
+        self._loaded = loaded
+        self._tokenizer: Tokenizer = loaded.backend_tokenizer
+        self.has_chat_template = bool(loaded.chat_template)
         self.eos = self.id_of(eos)
         self.unit = self.id_of("<unit>")
         self.unit_end = self.id_of("</unit>")
@@ -70,12 +45,9 @@ class Tokens:
         self.chunk_tts_eos = self.id_of("<|chunk_tts_eos|>")
         self.turn_eos = self.id_of("<|turn_eos|>")
         self.unknown = self.id_of(unknown)
-        self.special = frozenset(
-            number
-            for number, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        )
-        self.marks = frozenset(tokenizer.get_added_tokens_decoder())
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
+        self.marks = frozenset(added)
         self.bad_ids = tuple(bad_ids)
         self.forbidden = (self.tts_pad, *self.bad_ids, self.chunk_eos)
         self.unspeakable = frozenset(self.forbidden) | self.marks
@@ -90,13 +62,12 @@ class Tokens:
         """
         config = read_json(directory / CONFIG_FILE)
         loaded = _load(directory)
-        template = ChatTemplate(loaded) if loaded.chat_template else None
         bad_ids = cast("list[object]", config.get("bad_token_ids") or [])
         if not all(type(entry) is int and entry >= 0 for entry in bad_ids):
             raise CheckpointError(f"{CONFIG_FILE}: bad_token_ids are not all ids")
         eos = _content(config.get("eos_token")) or "<|im_end|>"
         unknown = _content(config.get("unk_token")) or "<unk>"
-        return cls(loaded.backend_tokenizer, eos, cast("list[int]", bad_ids), unknown, template)
+        return cls(loaded, eos, cast("list[int]", bad_ids), unknown)
 
     def id_of(self, name: str) -> int:
         """Return the id of a special token, e.g. `<|listen|>`; raises `CheckpointError`."""
@@ -117,6 +88,19 @@ class Tokens:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes of incomplete characters become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    def render(self, messages: Iterable[tuple[str, str]], *, is_thinking: bool) -> str:
+        """Return the prompt of `(role, text)` messages, without the mark that begins an answer.
+
+        Raises ValueError if the template refuses the messages.
+        """
+        turns = [{"role": role, "content": text} for role, text in messages]
+        try:
+            return self._loaded.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=False, enable_thinking=is_thinking
+            )
+        except TemplateError as error:
+            raise ValueError(str(error)) from error
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)

@@ -6,14 +6,14 @@ not wait between the steps: it reads all tokens at the end, and cuts them at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs
+from duplane.worker.models.minicpm_o.llm.attention import Rows
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs, StaticPass
 from duplane.worker.models.minicpm_o.llm.operations import varied
 from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.proof import FIRST_ROWS, relative_error
@@ -22,22 +22,22 @@ from duplane.worker.models.minicpm_o.tts.sampling import (
     REPETITION_WINDOW,
     SETTINGS,
     UNIT_DRAWS,
+    DrawState,
     SpeechRequest,
 )
-from duplane.worker.models.minicpm_o.tts.steps import DrawState, SpeechNetwork, TalkerSteps
+from duplane.worker.models.minicpm_o.tts.talker import Talker
 
 WIDTHS = (4, 16, 64)
 """Numbers of slots of a step."""
 CONDITION_ROWS = (32, 128, 768)
 """Numbers of rows of the conditions of a launch."""
-Run = Callable[[], None]
 
 
 class TalkBlock:
     """Speech of up to 64 slots with at most 768 rows of conditions."""
 
-    def __init__(self, network: SpeechNetwork, hidden_size: int) -> None:
-        self.network, self.cache = network, network.model.cache
+    def __init__(self, talker: Talker) -> None:
+        self.talker, self.cache = talker, talker.cache
         self.width = min(WIDTHS[-1], self.cache.slot_count)
         like = self.cache.keys
         # The numbers of a launch: settings of all draws, then those of steps, then of conditions.
@@ -50,11 +50,11 @@ class TalkBlock:
         self.settings, self.step_numbers, self.condition_numbers = self._numbers.split_with_sizes(
             self._sizes
         )
-        self.settings[:] = torch.ones_like(self.settings, dtype=torch.float64).view(torch.long)
-        self.embeds = like.new_zeros(CONDITION_ROWS[-1], hidden_size)
-        self.state = DrawState.allocate(self.width, like.device)
-        self._conditions = PassGraphs[ConditionPass](self.cache, "conditions of the talker")
-        self._steps = PassGraphs[StepPass](self.cache, "talker")
+        settings = self.settings.view(torch.float64).view(self.width, -1)
+        self.state = DrawState.allocate(settings.fill_(1.0))
+        self.embeds = like.new_zeros(CONDITION_ROWS[-1], talker.dims.decoder.hidden_size)
+        self._conditions = PassGraphs[StaticPass](self.cache, "conditions of the talker")
+        self._steps = PassGraphs[StaticPass](self.cache, "talker")
 
     def draw(self, requests: Sequence[SpeechRequest]) -> Tensor | None:
         """Draw tokens [slots, n] for requests, slots ascending; None if no pass has their size.
@@ -62,20 +62,15 @@ class TalkBlock:
         Afterwards the cache holds the conditions and all tokens but the last.
         """
         rows = sum(len(request.condition) for request in requests)
-        condition, steps = self._conditions.find(rows), self._steps.find(len(requests))
+        condition, step = self._conditions.find(rows), self._steps.find(len(requests))
         most = max(request.most for request in requests)
-        if condition is None or steps is None or most > UNIT_DRAWS:
+        if condition is None or step is None or most > UNIT_DRAWS:
             return None
-        return self._launch(requests, condition, steps, most)
+        return self._launch(requests, condition, step, most)
 
     def _launch(
-        self,
-        requests: Sequence[SpeechRequest],
-        conditions: tuple[ConditionPass, Run],
-        steps: tuple[StepPass, Run],
-        most: int,
+        self, requests: Sequence[SpeechRequest], condition: StaticPass, step: StaticPass, most: int
     ) -> Tensor:
-        (condition, feed), (step, run) = conditions, steps
         slots, count = [request.slot for request in requests], len(requests)
         starts = [self.cache.length(slot) for slot in slots]
         rows = [len(request.condition) for request in requests]
@@ -89,32 +84,49 @@ class TalkBlock:
         numbers = np.concatenate((settings.ravel().view(np.int64), stepping, feeding))
         refill(self._numbers[: len(numbers)], numbers)
         torch.cat([request.condition for request in requests], out=self.embeds[: sum(rows)])
-        feed()
+        condition.launch()
         for _ in range(1, most):
-            run()
+            step.launch()
         return self.state.tokens[:count, :most]
 
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the passes as CUDA graphs; see `PassGraphs.capture`."""
+        """Capture the passes as CUDA graphs, which the talker then uses; see `PassGraphs`."""
         widths = {min(width, self.width) for width in WIDTHS}
-        condition, step = partial(ConditionPass, self), partial(StepPass, self)
         self._conditions.capture(
-            CONDITION_ROWS, condition, self._check_conditions, is_replayed=is_replayed
+            CONDITION_ROWS, self._condition_pass, self._check_conditions, is_replayed=is_replayed
         )
-        self._steps.capture(widths, step, self._check_steps, is_replayed=is_replayed)
+        self._steps.capture(widths, self._step_pass, self._check_steps, is_replayed=is_replayed)
+        self.talker.block = self
 
-    def _check_conditions(self, condition: ConditionPass, feed: Run) -> float:
+    def _condition_pass(self, rows: int) -> StaticPass:
+        """Make a pass that feeds packed conditions, and draws the first token of each slot."""
+
+        def feed(packed: Rows) -> None:
+            self.state.begin()
+            self.talker.begin(self.state, self.embeds[:rows], packed)
+
+        return StaticPass(PassForm(self.cache, rows, self.width), self.condition_numbers, feed)
+
+    def _step_pass(self, width: int) -> StaticPass:
+        """Make a pass that feeds the last token of each slot, and draws the next one."""
+        state = self.state.first(width)
+
+        def step(rows: Rows) -> None:
+            self.talker.step(state, rows)
+            rows.positions.add_(1).clamp_(max=self.cache.capacity - 1)
+
+        return StaticPass(PassForm(self.cache, width, width), self.step_numbers, step)
+
+    def _check_conditions(self, condition: StaticPass) -> float:
         """Compare a pass of conditions with the plain path."""
         rows = condition.form.rows
         requests = self._trial(min(rows, self.width), rows)
-        steps = StepPass(self, self.width)
-        return self._compare(requests, (condition, feed), (steps, steps.run), 1)
+        return self._compare(requests, condition, self._step_pass(self.width), 1)
 
-    def _check_steps(self, steps: StepPass, run: Run) -> float:
+    def _check_steps(self, step: StaticPass) -> float:
         """Compare a step with the plain path."""
-        requests = self._trial(steps.form.rows, FIRST_ROWS * steps.form.rows)
-        condition = ConditionPass(self, CONDITION_ROWS[-1])
-        return self._compare(requests, (condition, condition.run), (steps, run), 2)
+        requests = self._trial(step.form.rows, FIRST_ROWS * step.form.rows)
+        return self._compare(requests, self._condition_pass(CONDITION_ROWS[-1]), step, 2)
 
     def _trial(self, slots: int, rows: int) -> list[SpeechRequest]:
         """Return requests of this many slots and at most `rows` rows, in one long context.
@@ -130,31 +142,25 @@ class TalkBlock:
         ]
 
     def _compare(
-        self,
-        requests: Sequence[SpeechRequest],
-        conditions: tuple[ConditionPass, Run],
-        steps: tuple[StepPass, Run],
-        draws: int,
+        self, requests: Sequence[SpeechRequest], condition: StaticPass, step: StaticPass, draws: int
     ) -> float:
         """Compare the last of these draws, and the keys of the last rows, with the plain path."""
         slots = [request.slot for request in requests]
         starts = [self.cache.length(slot) for slot in slots]
-        drawn = self._launch(requests, conditions, steps, draws).clone()
+        drawn = self._launch(requests, condition, step, draws).clone()
         keys = self._last_keys(slots)
         for slot, start in zip(slots, starts, strict=True):
             self.cache.rewind(slot, start)
-        network, seen = self.network, list[Tensor]()
-        plain = TalkerSteps(network, DrawState.allocate(len(slots), drawn.device))
-        plain.state.step.zero_()
-        network.on_step = seen.append
+        talker, seen = self.talker, list[Tensor]()
+        plain = DrawState.of(requests, UNIT_DRAWS, drawn.device)
+        talker.on_step = seen.append
         rows = self.cache.extend([(request.slot, len(request.condition)) for request in requests])
-        embeds = torch.cat([request.condition for request in requests])
-        plain.choose(network.model(embeds, rows)[rows.last])
+        talker.begin(plain, torch.cat([request.condition for request in requests]), rows)
         for draw in range(1, draws):
             # The first tokens may differ by rounding; the next step begins with the same ones.
-            plain.state.tokens[:, draw - 1] = drawn[:, draw - 1]
-            plain.run(self.cache.extend([(slot, 1) for slot in slots]))
-        network.on_step = None
+            plain.tokens[:, draw - 1] = drawn[:, draw - 1]
+            talker.step(plain, self.cache.extend([(slot, 1) for slot in slots]))
+        talker.on_step = None
         likely, chosen = seen[-1].log(), drawn[:, -1:]
         return relative_error(
             [
@@ -166,36 +172,3 @@ class TalkBlock:
     def _last_keys(self, slots: Sequence[int]) -> Tensor:
         """Return the keys of the last row of each slot."""
         return torch.stack([self.cache.read(slot)[0][:, :, -1] for slot in slots])
-
-
-class ConditionPass:
-    """Feeds the packed condition rows of all slots, and draws the first token of each slot."""
-
-    def __init__(self, block: TalkBlock, rows: int) -> None:
-        self._block = block
-        self.form = PassForm(block.cache, rows, block.width)
-        self._steps = TalkerSteps(block.network, block.state)
-        refill(block.condition_numbers[: self.form.count], self.form.numbers())
-
-    def run(self) -> None:
-        """Run the pass. It never waits for the device, so that a CUDA graph can capture it."""
-        block = self._block
-        block.state.begin(block.settings.view(torch.float64).view(block.width, -1))
-        rows = self.form.rows_of(block.condition_numbers)
-        self._steps.choose(block.network.model(block.embeds[: self.form.rows], rows)[rows.last])
-
-
-class StepPass:
-    """Feeds the last token of each slot, and draws the next one."""
-
-    def __init__(self, block: TalkBlock, width: int) -> None:
-        self._block = block
-        self.form = PassForm(block.cache, width, width)
-        self._steps = TalkerSteps(block.network, block.state.first(width))
-        refill(block.step_numbers[: self.form.count], self.form.numbers())
-
-    def run(self) -> None:
-        """Run the step. It never waits for the device, so that a CUDA graph can capture it."""
-        rows = self.form.rows_of(self._block.step_numbers)
-        self._steps.run(rows)
-        rows.positions.add_(1).clamp_(max=self._block.cache.capacity - 1)

@@ -7,6 +7,7 @@ that it does not occupy the device for long. Source: class `TTSStreamingGenerato
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from duplane.worker.models.minicpm_o.llm.sampling import Uniforms
-from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.tts.sampling import (
     REPETITION_WINDOW,
     TOKENS_PER_UNIT,
@@ -27,45 +27,38 @@ MAX_PASSAGE_TOKENS = 500
 
 @dataclass
 class Passage:
-    """The condition rows of a passage and the tokens drawn for it."""
+    """The condition rows of a passage, the tokens drawn for it, and how many may still be drawn.
+
+    It may end after `fewest` tokens.
+    """
 
     condition: Tensor
+    fewest: int
+    remaining: int
     tokens: list[int] = field(default_factory=list[int])
 
 
 @dataclass
 class SpeechStream:
-    """The speech of one slot: its current passage, and state of earlier passages.
+    """The speech of one answer in one slot.
 
+    - `passages`: the current or latest passage, and before it the previous one.
     - `history`: the latest tokens of the answer, across passages.
     - `unfed`: a token that the talker's cache does not hold yet.
-    - `passage`: the current or latest passage. `earlier`: the passage before it.
     """
 
     slot: int
     uniforms: Uniforms
     is_greedy: bool
     temperature: float
-    condition: Tensor | None = None
-    step_count: int = 0
-    remaining: int = 0
-    fewest: int = 0
+    passages: deque[Passage] = field(default_factory=lambda: deque[Passage](maxlen=2))
+    history: Sequence[int] = ()
     unfed: int | None = None
-    history: list[int] = field(default_factory=list[int])
-    passage: Passage | None = None
-    earlier: Passage | None = None
-
-    def reset(self) -> None:
-        """Start an answer without passages."""
-        self.history = []
-        self.unfed = None
-        self.passage = None
-        self.earlier = None
 
     @property
     def is_done(self) -> bool:
         """Whether the passage has ended."""
-        return self.remaining == 0
+        return not self.passages or self.passages[-1].remaining == 0
 
     def begin(self, condition: Tensor, *, fewest: int = 0, most: int = MAX_PASSAGE_TOKENS) -> None:
         """Start a passage with its condition rows [rows, width].
@@ -75,22 +68,15 @@ class SpeechStream:
         """
         if not self.is_done:
             raise ValueError(f"slot {self.slot} has not finished its passage")
-        self.condition = condition
-        self.step_count = 0
-        self.remaining = most
-        self.fewest = fewest
-        self.earlier, self.passage = self.passage, Passage(condition)
+        self.passages.append(Passage(condition, fewest, most))
 
     def accept(self, drawn: list[int], end: int) -> list[int]:
         """Record the tokens drawn for the passage. Return them without the end-of-speech token."""
-        has_ended = drawn[-1] == end
+        passage, has_ended = self.passages[-1], drawn[-1] == end
         tokens = drawn[:-1] if has_ended else drawn
-        if self.passage is not None:
-            self.passage.tokens += tokens
-        self.step_count += len(tokens)
-        self.remaining = 0 if has_ended else self.remaining - len(tokens)
+        passage.tokens += tokens
+        passage.remaining = 0 if has_ended else passage.remaining - len(tokens)
         self.unfed = None if has_ended else tokens[-1]
-        self.condition = None
         self.history = [*self.history, *tokens][-REPETITION_WINDOW:]
         return tokens
 
@@ -107,7 +93,7 @@ def advance(
     """
     requests: list[SpeechRequest] = []
     for stream in streams:
-        rows = _unfed_rows(talker, stream)
+        rows, passage = _unfed_rows(talker, stream), stream.passages[-1]
         talker.make_room(stream.slot, len(rows) + limit)
         request = SpeechRequest(
             stream.slot,
@@ -115,8 +101,8 @@ def advance(
             stream.uniforms,
             stream.is_greedy,
             stream.temperature,
-            fewest=stream.fewest - stream.step_count,
-            most=min(limit, stream.remaining),
+            fewest=passage.fewest - len(passage.tokens),
+            most=min(limit, passage.remaining),
             history=stream.history,
             filtered_from=0 if stream.history else 1,
         )
@@ -133,15 +119,11 @@ def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
     If the talker `is_recomputing`, a new passage drops the cache, and the rows of the previous
     passage are fed again.
     """
-    table = talker.emb_code[0]
-    device = talker.emb_text.weight.device
-    if talker.dims.is_recomputing and stream.condition is not None:
-        talker.cache.truncate(stream.slot, 0)
-        if stream.earlier is None:
-            return stream.condition
-        tokens = upload(stream.earlier.tokens, device, torch.long)
-        return torch.cat((stream.earlier.condition, table(tokens), stream.condition))
-    rows = [] if stream.unfed is None else [table(upload([stream.unfed], device))]
-    if stream.condition is not None:
-        rows.append(stream.condition)
-    return torch.cat(rows)
+    *earlier, passage = stream.passages
+    rows = [] if stream.unfed is None else [talker.embed([stream.unfed])]
+    if passage.tokens:
+        return rows[0]
+    if talker.dims.is_recomputing:
+        talker.cache.rewind(stream.slot, 0)
+        rows = [fed for past in earlier for fed in (past.condition, talker.embed(past.tokens))]
+    return torch.cat([*rows, passage.condition])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,11 @@ from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, section
 from duplane.worker.models.minicpm_o.layers import embedding, linear
+from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
 from duplane.worker.models.minicpm_o.transfer import download, upload
-from duplane.worker.models.minicpm_o.tts.block import TalkBlock
-from duplane.worker.models.minicpm_o.tts.sampling import UNIT_DRAWS, SpeechRequest
-from duplane.worker.models.minicpm_o.tts.steps import DrawState, TalkerSteps
+from duplane.worker.models.minicpm_o.tts.sampling import UNIT_DRAWS, DrawState, SpeechRequest
 
 PREFIX = "tts."
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
@@ -65,7 +64,7 @@ class TalkerConfig:
                 f"{RECOMPUTING!r} are supported"
             )
         return cls(
-            decoder=DecoderConfig.from_json(tts, has_head_norm=False, rope_theta=10_000.0),
+            decoder=DecoderConfig.from_json(tts, has_head_norm=False),
             llm_hidden_size=field(tts, "llm_dim", int),
             text_rows=field(tts, "num_text_tokens", int),
             speech_rows=field(tts, "num_audio_tokens", int),
@@ -87,6 +86,12 @@ class Projector(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
         return self.linear2(functional.relu(self.linear1(states)))
+
+
+class SpeechBlock(Protocol):
+    """What draws speech in passes of fixed sizes: a `TalkBlock`."""
+
+    def draw(self, requests: Sequence[SpeechRequest], /) -> Tensor | None: ...
 
 
 class Talker(nn.Module):
@@ -113,7 +118,7 @@ class Talker(nn.Module):
         self.cache = self.model.cache
         self.head_code = nn.ModuleList([WeightNormHead(width, dims.speech_rows, device, dtype)])
         self.end = dims.speech_rows - 1
-        self.block: TalkBlock | None = None
+        self.block: SpeechBlock | None = None
         self.on_step: Callable[[Tensor], None] | None = None
         """A function that gets the probabilities of every step, for comparison with traces."""
 
@@ -144,13 +149,9 @@ class Talker(nn.Module):
             rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
         return rows
 
-    def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of speech tokens."""
-        return self.emb_code[0](tokens)
-
-    def score(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [slots, width] to float32 scores [slots, tokens]."""
-        return self.head_code[0](hidden).float()
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Return the embeddings [tokens, width] of speech tokens."""
+        return self.emb_code[0](upload(tokens, self.emb_text.weight.device, torch.long))
 
     def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
         """Return at most 25 tokens for each slot: those of one unit. The slots must be ascending.
@@ -170,7 +171,7 @@ class Talker(nn.Module):
         drawn = self.draw(bounded)
         for request in requests:
             if request.is_turn_end:
-                self.cache.truncate(request.slot, 0)
+                self.cache.rewind(request.slot, 0)
         return [tokens[:-1] for tokens in drawn]
 
     def repeat(self, slot: int, spoken: Sequence[tuple[Tensor, Sequence[int]]]) -> None:
@@ -182,19 +183,13 @@ class Talker(nn.Module):
         for condition, tokens in spoken:
             held = self.cache.length(slot) + sum(map(len, rows))
             if not self.has_room(held, len(condition)):
-                self.cache.truncate(slot, 0)
+                self.cache.rewind(slot, 0)
                 rows.clear()
-            codes = self.emb_code[0](upload(tokens, condition.device, torch.long))
-            rows += [condition, codes]
+            rows += [condition, self.embed(tokens)]
         embeds = torch.cat(rows)
         for start in range(0, len(embeds), PREFILL_ROWS):
             part = embeds[start : start + PREFILL_ROWS]
             self.model(part, self.cache.extend([(slot, len(part))]))
-
-    @staticmethod
-    def condition_rows(ids: Sequence[int]) -> int:
-        """Return the number of rows of the condition of a unit with these ids of text."""
-        return len(ids) + 1
 
     def has_room(self, held: int, rows: int) -> bool:
         """Whether a unit with a condition of `rows` rows fits into a cache that holds `held`."""
@@ -203,7 +198,7 @@ class Talker(nn.Module):
     def make_room(self, slot: int, rows: int) -> None:
         """Drop the rows of the slot if `rows` more do not fit into its cache."""
         if self.cache.length(slot) + rows > self.cache.capacity:
-            self.cache.truncate(slot, 0)
+            self.cache.rewind(slot, 0)
 
     def draw(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
         """Feed each condition; return the tokens drawn, up to and including the end of speech.
@@ -223,38 +218,36 @@ class Talker(nn.Module):
             end = row.index(self.end) + 1 if self.end in row else len(row)
             kept = row[: min(end, request.most)]
             request.uniforms.advance(len(kept) if request.is_drawn else 0)
-            self.cache.truncate(request.slot, start + len(request.condition) + len(kept) - 1)
+            self.cache.rewind(request.slot, start + len(request.condition) + len(kept) - 1)
             drawn.append(kept)
         return drawn
 
     def _draw_plainly(self, requests: Sequence[SpeechRequest]) -> Tensor:
         """Draw tokens [slots, n] in passes of the real size, until all slots have ended."""
         counts = [(request.slot, len(request.condition)) for request in requests]
-        rows = self.cache.extend(counts)
-        hidden = self.model(torch.cat([r.condition for r in requests]), rows)[rows.last]
         most = max(request.most for request in requests)
-        steps = TalkerSteps(
-            self,
-            DrawState.allocate(len(requests), hidden.device, most),
-            has_draws=any(request.is_drawn for request in requests),
-            has_filter=any(request.filtered_from is not None for request in requests),
-        )
-        numbers = [request.numbers(most) for request in requests]
-        steps.state.begin(upload(numbers, hidden.device, torch.float64))
-        steps.choose(hidden)
+        state = DrawState.of(requests, most, self.cache.keys.device)
+        condition = torch.cat([request.condition for request in requests])
+        self.begin(state, condition, self.cache.extend(counts))
         fewest = max(request.fewest for request in requests)
         check = CHECK_STEPS if self.on_step is None else 1
         for step in range(1, most):
             is_checked = step % check == 0 and step >= fewest
-            if is_checked and download(steps.have_ended().all()):
+            if is_checked and download(state.have_ended(self.end).all()):
                 break
-            steps.run(self.cache.extend([(slot, 1) for slot, _ in counts]))
-        return steps.state.tokens
+            self.step(state, self.cache.extend([(slot, 1) for slot, _ in counts]))
+        return state.tokens
 
-    def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the passes of a `TalkBlock` as CUDA graphs, which `draw` then uses."""
-        self.block = TalkBlock(self, self.dims.decoder.hidden_size)
-        self.block.capture(is_replayed=is_replayed)
+    def begin(self, state: DrawState, condition: Tensor, rows: Rows) -> None:
+        """Feed condition rows, and draw the first token of each slot."""
+        self._choose(state, self.model(condition, rows)[rows.last])
+
+    def step(self, state: DrawState, rows: Rows) -> None:
+        """Feed the last token of each slot into these rows, and draw the next one."""
+        self._choose(state, self.model(self.emb_code[0](state.last.clamp(min=0)), rows))
+
+    def _choose(self, state: DrawState, hidden: Tensor) -> None:
+        state.choose(self.head_code[0](hidden).float(), self.end, self.on_step)
 
 
 class WeightNormHead(nn.Module):
