@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
-from duplane.worker.models.minicpm_o.layers import embedding, linear, pack_linear
+from duplane.worker.models.minicpm_o.layers import Product, embedding, linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate
@@ -121,9 +120,9 @@ class Attention(nn.Module):
         self.q_proj = linear(hidden, width, bias=bias, device=device, dtype=dtype)
         self.k_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
         self.v_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
-        self.packed_weight, packed = pack_linear((self.q_proj, self.k_proj, self.v_proj))
-        self._bias = packed if bias else None
         self.o_proj = linear(width, hidden, bias=bias, device=device, dtype=dtype)
+        self.inputs = Product(self.q_proj, self.k_proj, self.v_proj)
+        self.output = Product(self.o_proj)
         self.has_head_norm = config.has_head_norm
         if self.has_head_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, config.norm_eps, device=device, dtype=dtype)
@@ -133,12 +132,11 @@ class Attention(nn.Module):
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
     ) -> Tensor:
         """Write the rows' keys and values to the cache, then attend; return `[rows, hidden]`."""
-        projected = functional.linear(states, self.packed_weight, self._bias)
-        heads = projected.view(len(states), -1, self.head_dim)
+        heads = self.inputs(states).view(len(states), -1, self.head_dim)
         norms = (self.q_norm, self.k_norm) if self.has_head_norm else None
         pools = cache.keys[layer], cache.values[layer]
         queries = self._operations.place_heads(heads, norms, angles, rows.places, *pools)
-        return self.o_proj(cache.attend(layer, rows, queries).flatten(1))
+        return self.output(cache.attend(layer, rows, queries).flatten(1))
 
 
 class GatedFeedForward(nn.Module):
@@ -156,13 +154,13 @@ class GatedFeedForward(nn.Module):
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
         self.up_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
-        self.packed_weight, _ = pack_linear((self.gate_proj, self.up_proj))
         self.down_proj = linear(inner, hidden, bias=False, device=device, dtype=dtype)
+        self.inputs = Product(self.gate_proj, self.up_proj)
+        self.output = Product(self.down_proj)
 
     def forward(self, states: Tensor) -> Tensor:
         """Map `[rows, hidden]` to `[rows, hidden]`."""
-        projected = functional.linear(states, self.packed_weight)
-        return self.down_proj(self._operations.silu_times_up(projected))
+        return self.output(self._operations.silu_times_up(self.inputs(states)))
 
 
 class Layer(nn.Module):
