@@ -414,7 +414,10 @@ def test_memory_is_the_same_after_many_conversations(model: DuplexModel) -> None
         converse()
     assert tensor_bytes() == before
     assert model.memory_bytes == stated
-    assert stated <= before
+    weights = (model.parts.llm, model.parts.talker)
+    # The weights that a CPU packs are not in tensors.
+    packed = [p.nbytes for part in weights if part for p in part.parameters() if p.is_meta]
+    assert stated - sum(packed) <= before
 
 
 def test_it_runs_in_half_precision(speaking_checkpoint: Path) -> None:
