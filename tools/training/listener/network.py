@@ -102,7 +102,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
     found: list[nn.Parameter | Tensor] = [p for p in module.parameters() if p.requires_grad]
     for part in module.modules():
         if isinstance(part, Attention | GatedFeedForward):
-            found.append(part.packed_weight.requires_grad_())
+            found.append(part.inputs.weight.requires_grad_())
         elif isinstance(part, EncoderAttention):
             found += [part.packed_weight.requires_grad_(), part.packed_bias.requires_grad_()]
     return found

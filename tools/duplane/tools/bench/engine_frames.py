@@ -79,7 +79,7 @@ def bench_engine_frames(best_us: Callable[[Callable[[], object]], float]) -> Non
     speech = np.ones(OUTPUT_RATE_HERTZ, np.float32)
     rows: list[tuple[str, ...]] = []
     for name, message in (
-        ("unit", ("call", 0, "put", {"entry": UnitRecord(_unit(INPUT_RATE_HERTZ))})),
+        ("unit", ("tell", 0, "put", {"entry": UnitRecord(_unit(INPUT_RATE_HERTZ))})),
         ("answer: listens", _answer(speech[:0], is_listen=True)),
         ("answer: speaks", _answer(speech, is_listen=False)),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -116,7 +117,7 @@ class StageWatch:
         self._watched.append((owner, name))
 
     def _counted(self, stage: Stage, call: Call) -> Any:
-        flops = FlopCounterMode(display=False)
+        flops = FlopCounterMode(display=False, custom_mapping=_packed_products())
         syncs = SyncCount()
         with syncs, flops:
             result = call()
@@ -135,6 +136,19 @@ class StageWatch:
         self.seconds[stage] += spent - self._inner.pop()
         self._inner[-1] += spent
         return result, spent
+
+
+def _packed_products() -> dict[Any, Call]:
+    """Return how many operations products with packed weights have, by operator of torch."""
+
+    def count(rows: Sequence[int], *_: Any, out_shape: Sequence[int], **__: Any) -> int:
+        return 2 * math.prod(rows) * out_shape[-1]
+
+    operators: Any = torch.ops
+    return {
+        operators.quantized.linear_dynamic_fp16: count,
+        operators.mkldnn._linear_pointwise: count,
+    }
 
 
 def _size(method: str, given: Sequence[Any]) -> int:

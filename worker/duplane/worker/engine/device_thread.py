@@ -109,8 +109,8 @@ class DeviceThread(Engine[SlotChannel]):
 
     def tell(self, channel: SlotChannel, method: str, **arguments: object) -> None:
         with self._lock:
-            getattr(channel, method)(**arguments)
             self._lock.notify_all()
+            getattr(channel, method)(**arguments)
 
     async def _close(self, channel: SlotChannel) -> bool:
         is_clean: asyncio.Future[bool] = self._loop.create_future()

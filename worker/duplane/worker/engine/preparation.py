@@ -41,7 +41,12 @@ class FairPool:
         if not self._places.acquire(blocking=False):
             raise PoolFullError
         held = [work]
-        future = self._threads.submit(lambda: held.pop()())
+        try:
+            future = self._threads.submit(lambda: held.pop()())
+        except RuntimeError:  # stopped, or no thread can be started
+            held.clear()
+            self._places.release()
+            raise
 
         def leave(_: Future[R]) -> None:
             held.clear()  # the threads keep what was cancelled until they come to it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Storage(TypedDict):
@@ -52,6 +53,33 @@ def allocate(module: nn.Module, device: str | torch.device, dtype: torch.dtype) 
         for name, parameter in list(owner.named_parameters(recurse=False)):
             values = torch.empty(parameter.shape, device=device, dtype=dtype)
             setattr(owner, name, nn.Parameter(values))
+
+
+class Product:
+    """The product of rows with the weight of a layer, or of some layers with the same input."""
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self._layers, (first, *others) = layers, layers
+        self.weight, self.bias = pack_linear(layers) if others else (first.weight, first.bias)
+        if "bias" not in dict(first.named_parameters()):
+            self.bias = None
+        self.packed: Callable[[Tensor], Tensor] | None = None
+        """What multiplies in place of `weight`; see `packing`."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs of all layers]."""
+        return self.multiply(rows) if self.packed is None else self.packed(rows)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Multiply with `weight`."""
+        return functional.linear(rows, self.weight, self.bias)
+
+    def drop(self, dtype: torch.dtype) -> None:
+        """Drop the values of the weight; its shape stays, and `dtype` is that of `packed`."""
+        self.weight = self.weight.new_empty(self.weight.shape, dtype=dtype, device="meta")
+        for layer in self._layers:
+            values = layer.weight.new_empty(layer.weight.shape, dtype=dtype, device="meta")
+            layer.weight = nn.Parameter(values, requires_grad=False)
 
 
 def pack_linear(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:

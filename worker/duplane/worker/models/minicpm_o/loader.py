@@ -20,6 +20,7 @@ from duplane.worker.models.minicpm_o.checkpoint import field as read_field
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
+from duplane.worker.models.minicpm_o.packing import pack_products
 from duplane.worker.models.minicpm_o.preparer_parts import (
     MAX_VOICE_TOKENS,
     VOCODER_FOLDER,
@@ -185,12 +186,10 @@ def load_parts(
     unused = checkpoint.load_all(modules)
     if surprising := [name for name in unused if not name.startswith(TRAINING_TENSORS)]:
         log.warning("%s: tensors that the model does not use: %s", directory, surprising)
+    _speed_up(llm, "LLM")
     if talker is not None:
         talker.fold()
-    if place.type == "cuda":
-        llm.model.use_kernels("LLM")
-        if talker is not None:
-            talker.model.use_kernels("talker")
+        _speed_up(talker, "talker")
     folder, vocoder = directory / VOCODER_FOLDER, None
     if preparation.voices is not None:
         vocoder = _load_vocoder(folder, preparation.voices, slot_count, device)
@@ -210,6 +209,17 @@ def load_parts(
         windows=preparation.windows,
         vision=vision,
     )
+
+
+def _speed_up(part: LanguageModel | Talker, name: str) -> None:
+    """Use the kernels of a GPU, or the packed weights of a CPU."""
+    match part.model.norm.weight.device.type:
+        case "cuda":
+            part.model.use_kernels(name)
+        case "cpu":
+            pack_products(part, name)
+        case _:
+            pass
 
 
 def _warm_up(audio: AudioEncoder, vocoder: SpeechVocoder | None) -> None:

@@ -37,7 +37,6 @@ class Staged:
     ) -> None:
         self.numbers, self.tensors = numbers, tensors
         self._compute = compute
-        self.launch: Callable[[], None] = self._call
         self.result: Tensor | None = None
 
     def run(self) -> Tensor:
@@ -46,7 +45,8 @@ class Staged:
         assert self.result is not None
         return self.result
 
-    def _call(self) -> None:
+    def launch(self) -> None:
+        """Compute the result without a wait."""
         self.result = self._compute(self.numbers, *self.tensors)
 
 

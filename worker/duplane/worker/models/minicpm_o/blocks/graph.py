@@ -40,9 +40,11 @@ class Graph:
 
 
 class Capturable(Protocol):
-    """A computation over tensors with fixed addresses. `launch` never waits for the device."""
+    """A computation over tensors with fixed addresses."""
 
-    launch: Callable[[], None]
+    def launch(self) -> None:
+        """Launch the computation, without a wait for the device."""
+        ...
 
 
 class Captures(Proofs):
@@ -59,5 +61,6 @@ class Captures(Proofs):
 
     def _try(self, one: Capturable, check: Callable[[], float]) -> float:
         graph = Graph(one.launch, self._pool)
-        self._pool, one.launch = graph.pool, graph.replay
+        self._pool = graph.pool
+        one.launch = graph.replay
         return check()

@@ -62,16 +62,15 @@ class PassForm:
 class StaticPass:
     """A pass of one form over tensors with fixed addresses, of which `numbers` begin with its own.
 
-    `launch` gives its rows to `compute`. It never waits for the device, so that a CUDA graph can
-    capture it.
+    `launch` gives its rows to `compute`, and can be captured.
     """
 
     def __init__(self, form: PassForm, numbers: Tensor, compute: Callable[[Rows], None]) -> None:
         self.form, self.numbers, self._compute = form, numbers, compute
-        self.launch: Callable[[], None] = self._call
         refill(numbers[: form.count], form.numbers())
 
-    def _call(self) -> None:
+    def launch(self) -> None:
+        """Compute the pass without a wait."""
         self._compute(self.form.rows_of(self.numbers))
 
 

@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
-from duplane.worker.models.minicpm_o.layers import Storage, embedding, linear, pack_linear
+from duplane.worker.models.minicpm_o.layers import Product, Storage, embedding, linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
 from duplane.worker.models.minicpm_o.llm.operations import Operations, rotate
@@ -113,9 +112,9 @@ class Attention(nn.Module):
         self.q_proj = linear(hidden, width, bias=bias, **storage)
         self.k_proj = linear(hidden, key_width, bias=bias, **storage)
         self.v_proj = linear(hidden, key_width, bias=bias, **storage)
-        self.packed_weight, packed = pack_linear((self.q_proj, self.k_proj, self.v_proj))
-        self._bias = packed if bias else None
         self.o_proj = linear(width, hidden, bias=bias, **storage)
+        self.inputs = Product(self.q_proj, self.k_proj, self.v_proj)
+        self.output = Product(self.o_proj)
         self.has_head_norm = config.has_head_norm
         if self.has_head_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, config.norm_eps, **storage)
@@ -125,12 +124,11 @@ class Attention(nn.Module):
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
     ) -> Tensor:
         """Write the rows' keys and values to the cache, then attend; return `[rows, hidden]`."""
-        projected = functional.linear(states, self.packed_weight, self._bias)
-        heads = projected.view(len(states), -1, self.head_dim)
+        heads = self.inputs(states).view(len(states), -1, self.head_dim)
         norms = (self.q_norm, self.k_norm) if self.has_head_norm else None
         pools = cache.keys[layer], cache.values[layer]
         queries = self._operations.place_heads(heads, norms, angles, rows.places, *pools)
-        return self.o_proj(cache.attend(layer, rows, queries).flatten(1))
+        return self.output(cache.attend(layer, rows, queries).flatten(1))
 
 
 class GatedFeedForward(nn.Module):
@@ -142,13 +140,13 @@ class GatedFeedForward(nn.Module):
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = linear(hidden, inner, bias=False, **storage)
         self.up_proj = linear(hidden, inner, bias=False, **storage)
-        self.packed_weight, _ = pack_linear((self.gate_proj, self.up_proj))
         self.down_proj = linear(inner, hidden, bias=False, **storage)
+        self.inputs = Product(self.gate_proj, self.up_proj)
+        self.output = Product(self.down_proj)
 
     def forward(self, states: Tensor) -> Tensor:
         """Map `[rows, hidden]` to `[rows, hidden]`."""
-        projected = functional.linear(states, self.packed_weight)
-        return self.down_proj(self._operations.silu_times_up(projected))
+        return self.output(self._operations.silu_times_up(self.inputs(states)))
 
 
 class Layer(nn.Module):

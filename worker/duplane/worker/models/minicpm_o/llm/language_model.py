@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, field
-from duplane.worker.models.minicpm_o.layers import linear
+from duplane.worker.models.minicpm_o.layers import Product, linear
 from duplane.worker.models.minicpm_o.llm.attention import Rows
 from duplane.worker.models.minicpm_o.llm.cuda_graphs import PassForm, PassGraphs, StaticPass
 from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
@@ -123,6 +123,7 @@ class LanguageModel(nn.Module):
             self.lm_head = linear(
                 dims.hidden_size, self.vocabulary, bias=False, device=device, dtype=dtype
             )
+            self._head = Product(self.lm_head)
 
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         """Fill the weights; return the names of the LLM's tensors that are not used."""
@@ -235,4 +236,4 @@ class LanguageModel(nn.Module):
         """Compute float32 logits `[rows, vocabulary]` of hidden states `[rows, hidden]`."""
         if self.is_tied:
             return nn.functional.linear(hidden, self.model.embed_tokens.weight).float()
-        return self.lm_head(hidden).float()
+        return self._head(hidden).float()
