@@ -20,7 +20,7 @@ from duplane.fabric.settings import NonNegativeInt, PositiveInt
 from duplane.tools.command import CommandError, UsageError, run_app
 from duplane.tools.up.fabric import command_errors
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
-from training.corpus.phrases import MOST_NEURAL, PhrasePlan, speak_phrases
+from training.corpus.phrases import PhrasePlan, speak_phrases
 from training.evaluation import hearing as hearing_table
 from training.evaluation.hearing import HearingPlan, measure_hearing
 from training.evaluation.rows import EvaluationPlan
@@ -55,11 +55,15 @@ class Sources:
     """Questions that are joined from words of phrases and recordings."""
     start: ExistingDirectory | None = None
     """Checkpoint directory of a default model: the listener begins with its weights, and all other
-    parts stay."""
+    parts stay, the vision tower if `tower_steps` is 0."""
+    tower_steps: NonNegativeInt | None = None
+    """Training steps of the vision tower. Default: 1600 without `start`, 0 with it."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of a `TrainingPlan`."""
+        usual = 0 if self.start else TrainingPlan.tower_steps
         return {
+            "tower_steps": usual if self.tower_steps is None else self.tower_steps,
             "phrases_folder": _text_of(self.phrases),
             "recordings": _text_of(self.recordings),
             "rooms": _text_of(self.cache),
@@ -269,8 +273,9 @@ def fetch(*, cache: Path | None = None) -> int:
 def speak(
     *,
     cache: Path | None = None,
-    neural: NonNegativeInt = MOST_NEURAL,
+    neural: NonNegativeInt = 1250,
     festival: NonNegativeInt = 500,
+    fixed: NonNegativeInt = 750,
     seed: int = 1,
 ) -> None:
     """Speak questions of training with Kokoro and festival, a stage of the corpus.
@@ -283,13 +288,16 @@ def speak(
     cache
         Folder with the packages that `fetch` fetched, and for the phrases. Default: as for `fetch`.
     neural
-        Number of phrases of Kokoro, at most 2000.
+        Number of phrases of Kokoro; with `fixed`, at most 2000.
     festival
         Number of phrases of festival.
+    fixed
+        Number of more phrases of Kokoro, which are always asked in the same words: greetings,
+        "stop", questions about pictures.
     seed
         Seed of all random numbers.
     """
-    plan = PhrasePlan(neural, festival, seed)
+    plan = PhrasePlan(neural, festival, fixed, seed)
     made = speak_phrases(cache or default_cache(), plan, print_progress)
     for name, seconds in made.cpu_s.items():
         sys.stdout.write(f"{name}: {seconds:.2f} s of CPU time for each new phrase\n")

@@ -238,6 +238,14 @@ def draw_exchange(
     return Exchange("unknown", " ".join(words), UNKNOWN)
 
 
+def draw_fixed(chance: Random) -> Exchange:
+    """Draw a question that is always asked in the same words: greetings, stops, of pictures."""
+    kind = chance.choice((*FIXED, "stop", *QUESTIONS))
+    if kind in QUESTIONS:
+        return Exchange(kind, chance.choice(QUESTIONS[kind]), BLIND)
+    return KINDS[kind][1](chance)
+
+
 def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
     """Draw one exchange for training; the share `sight_share` asks about a picture.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,12 @@ from training.__main__ import run
 from training.corpus import festival, neural, phrases
 from training.corpus.espeak import SynthesisError
 from training.corpus.phrases import LIST, PhrasePlan, draw_phrases, speak_phrases
-from training.domain import is_held_out
+from training.domain import FIXED, is_held_out
 from training.sources.catalogue import source_named
 from training.sources.fetching import folder_of
+from training.vision.questions import QUESTIONS
 
-PLAN = PhrasePlan(neural=3, festival=2, seed=1)
+PLAN = PhrasePlan(neural=2, festival=2, fixed=1)
 HERTZ = 440.0
 
 
@@ -60,14 +62,23 @@ def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_phrases_are_on_the_side_of_training() -> None:
-    drawn = draw_phrases(PhrasePlan(neural=300, festival=300))
+    plan = PhrasePlan(neural=300, festival=300, fixed=100)
+    drawn = draw_phrases(plan)
     assert not any(is_held_out(one.exchange) for one in drawn)
     spoken = {name for one in drawn for name, _ in neural.shares(one.voice)}
     assert spoken == {*neural.VOICES, *festival.VOICES}
     assert not spoken & {*neural.HELD_OUT_VOICES, *festival.HELD_OUT_VOICES}
     assert not {one.voice for one in drawn} & {*neural.HELD_OUT_VOICES, *festival.HELD_OUT_VOICES}
-    assert drawn == draw_phrases(PhrasePlan(neural=300, festival=300))
-    assert drawn != draw_phrases(PhrasePlan(neural=300, festival=300, seed=2))
+    assert drawn == draw_phrases(plan)
+    assert drawn != draw_phrases(replace(plan, seed=2))
+
+
+def test_fixed_phrases_are_more_of_neural_voices() -> None:
+    plain, more = (draw_phrases(PhrasePlan(20, 10, fixed)) for fixed in (0, 300))
+    assert more[:30] == plain
+    fixed = more[30:]
+    assert {one.engine for one in fixed} == {"kokoro"}
+    assert {one.exchange.kind for one in fixed} == {*FIXED, *QUESTIONS, "stop"}
 
 
 def test_stage_goes_on_where_it_stopped(tmp_path: Path, spoken: list[str]) -> None:
@@ -88,11 +99,11 @@ def test_stage_goes_on_where_it_stopped(tmp_path: Path, spoken: list[str]) -> No
     again = speak_phrases(tmp_path, PLAN, lines.append)
     assert (again.kept, len(spoken)) == (4, 6)
     assert (again.folder, again.digest) == (first.folder, first.digest)
-    assert speak_phrases(tmp_path, PhrasePlan(3, 2, seed=2), lines.append).folder != first.folder
+    assert speak_phrases(tmp_path, replace(PLAN, seed=2), lines.append).folder != first.folder
 
 
 def test_command_reports_cost_and_digest(tmp_path: Path, spoken: list[str]) -> None:
-    options = ("--cache", str(tmp_path), "--neural", "2", "--festival", "1")
+    options = ("--cache", str(tmp_path), "--neural", "2", "--festival", "1", "--fixed", "0")
     code, output = captured(run, ("speak", *options))
     assert code == 0, output
     assert len(spoken) == 3
@@ -103,7 +114,7 @@ def test_command_reports_cost_and_digest(tmp_path: Path, spoken: list[str]) -> N
 def test_too_many_neural_phrases_are_refused(tmp_path: Path) -> None:
     code, output = captured(run, ("speak", "--cache", str(tmp_path), "--neural", "2001"))
     assert code == 2
-    assert "neural is 2001, must be at most 2000" in output
+    assert "neural is 2001 and fixed is 750, must be at most 2000 together" in output
 
 
 def test_missing_package_is_named(tmp_path: Path) -> None:

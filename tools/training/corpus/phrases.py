@@ -22,7 +22,7 @@ from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
 from training.corpus import festival, neural
 from training.corpus.clips import resample, trimmed
-from training.domain import TRAINED_WORDS, Exchange, draw_exchange
+from training.domain import TRAINED_WORDS, Exchange, draw_exchange, draw_fixed
 from training.sources.catalogue import source_named
 from training.sources.fetching import find_source
 
@@ -33,15 +33,22 @@ MOST_NEURAL = 2000
 
 @dataclass(frozen=True)
 class PhrasePlan:
-    """The number of phrases of each synthesiser. Raises UsageError for too many."""
+    """The number of phrases of each synthesiser. Raises UsageError for too many.
 
-    neural: int = MOST_NEURAL
-    festival: int = 500
+    `fixed` are more phrases of Kokoro: questions that are always asked in the same words.
+    """
+
+    neural: int
+    festival: int
+    fixed: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.neural > MOST_NEURAL:
-            raise UsageError(f"neural is {self.neural}, must be at most {MOST_NEURAL}")
+        if self.neural + self.fixed > MOST_NEURAL:
+            raise UsageError(
+                f"neural is {self.neural} and fixed is {self.fixed}, must be at most {MOST_NEURAL}"
+                " together"
+            )
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,15 @@ class Made:
 def draw_phrases(plan: PhrasePlan) -> list[Phrase]:
     """Draw the phrases: the same plan gives the same phrases. All are on the side of training."""
     drawn: list[Phrase] = []
-    for engine, count in (("kokoro", plan.neural), ("festival", plan.festival)):
-        for number in range(count):
+    for engine, first, count in (
+        ("kokoro", 0, plan.neural),
+        ("festival", 0, plan.festival),
+        ("kokoro", MOST_NEURAL, plan.fixed),
+    ):
+        for number in range(first, first + count):
             chance = Random(f"{plan.seed} {engine} {number}")
-            exchange = draw_exchange(chance, TRAINED_WORDS)
+            is_fixed = first > 0
+            exchange = draw_fixed(chance) if is_fixed else draw_exchange(chance, TRAINED_WORDS)
             speed = round(chance.uniform(0.75, 1.25), 3)
             is_neural = engine == "kokoro"
             voice = neural.draw_voice(chance) if is_neural else chance.choice(festival.VOICES)
@@ -90,7 +102,7 @@ def speak_phrases(cache: Path, plan: PhrasePlan, report: Callable[[str], None]) 
     folder = cache / f"phrases-{_plan_digest(plan)}"
     folder.mkdir(parents=True, exist_ok=True)
     speakers: dict[str, _Speaker] = {"festival": _festival}
-    if plan.neural:
+    if plan.neural + plan.fixed:
         speakers["kokoro"] = _neural(cache)
     kept, spent, made = 0, dict.fromkeys(speakers, 0.0), dict.fromkeys(speakers, 0)
     entries: list[dict[str, object]] = []
