@@ -52,7 +52,7 @@ from training.voice.vocoder import build_vocoder, train_vocoder
 
 CLIPS, PLAN = "clips", "plan.json"
 TABLE, VOCODER, TALKER_FILE = "table.pt", "vocoder.pt", "talker.pt"
-NOISE_COUNT = 90
+NOISE_COUNT = 140
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
     "head_steps": 40,
@@ -65,6 +65,8 @@ CONTINUED: dict[str, Any] = {
     "chats": 16,
 }
 """Settings of a listener that begins with the weights of a checkpoint."""
+CONTINUED_TOWER: dict[str, Any] = {"rate": 1e-3, "matrix_rate": 1.6e-3}
+"""Settings of a tower that begins with the weights of a checkpoint."""
 Stage = Literal["corpus", "talker", "vision", "listener", "checkpoint"]
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
 """The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
@@ -77,7 +79,8 @@ class TrainingPlan:
 
     `phrases_folder` has the phrases of the stage "speak", `recordings` has words that people
     speak, `rooms` has recordings of rooms; each may be absent. The listener begins with the weights
-    of the checkpoint `start`, whose other parts stay, or with random weights.
+    of the checkpoint `start`, or with random weights. The other parts of `start` stay; its tower is
+    trained for `tower_steps` more steps.
     """
 
     seed: int = 1
@@ -155,12 +158,16 @@ def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
     workspace.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     config = default_config(tokenizer)
-    if plan.start is None:
+    start = path_of(plan.start)
+    known = None if start is None else tensors_of(start, VISION, tokenizer)
+    if known is None or plan.tower_steps:
         tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
-        vision = train_tower(workspace, config, tower, print_progress)
+        if known is not None:
+            tower = replace(tower, **CONTINUED_TOWER)
+        vision = train_tower(workspace, config, tower, print_progress, known)
     else:
         vision = Vision(VisionConfig.from_json(config), RULES)
-        vision.load_state_dict(tensors_of(Path(plan.start), VISION, tokenizer))
+        vision.load_state_dict(known)
     if not (workspace / BANK).exists():
         print_progress("encoding pictures")
         bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)

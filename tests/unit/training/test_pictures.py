@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -116,6 +117,15 @@ def test_interrupted_run_continues_to_the_same_weights(
         torch.testing.assert_close(found[name], wanted, msg=name)
     assert digest_of(whole.vision.state_dict()) != before
     assert set(whole.evaluate(tiles)) == {"kind", "colour", "count", "digit"}
+
+
+def test_trained_tower_is_trained_further(tiles: list[SeenTile]) -> None:
+    first = TowerTraining(CONFIG, RULES, replace(PLAN, seed=2))
+    further = TowerTraining(CONFIG, RULES, PLAN, start=first.vision.state_dict())
+    begun = digest_of(first.vision.state_dict())
+    assert digest_of(further.vision.state_dict()) == begun
+    further.run(tiles, stop_at=1)
+    assert digest_of(further.vision.state_dict()) != begun == digest_of(first.vision.state_dict())
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,13 +30,19 @@ _GROUP = 64
 
 
 def train_tower(
-    workspace: Path, config: dict[str, Any], plan: TowerPlan, report: Callable[[str], None]
+    workspace: Path,
+    config: dict[str, Any],
+    plan: TowerPlan,
+    report: Callable[[str], None],
+    start: Mapping[str, Tensor] | None = None,
 ) -> Vision:
     """Train the tower to the end, or load it. The next call continues from the saved state.
 
+    `start` has the weights to begin with, otherwise they are random.
+
     The saved state has embeddings as long as training made them; those of the result are scaled.
     """
-    training = TowerTraining(config, RULES, plan, workspace / TOWER)
+    training = TowerTraining(config, RULES, plan, workspace / TOWER, start)
     if training.step < plan.steps:
         report("drawing pictures")
         training.run(draw_tiles(plan.pictures, f"{plan.seed}", RULES))

@@ -8,7 +8,7 @@ with targets of whole pictures only, a transformer needs many times the steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -43,7 +43,7 @@ HEADS = {
 PATCH_KINDS = 1 + len(SHAPES) + len(DIGITS)
 PATCH_HEADS = {"kind": PATCH_KINDS, "colour": len(COLOURS), "centre": 2}
 PATCH_WEIGHT = 0.5
-RECOLOURED_SHARE = 0.3
+RECOLOURED_SHARE = 0.6
 IGNORED = -100
 REPORT_INTERVAL, SAVE_INTERVAL = 50, 200
 
@@ -53,7 +53,7 @@ class TowerPlan:
     """The length and the learning rates of the tower's training."""
 
     seed: int = 1
-    pictures: int = 20_000
+    pictures: int = 48_000
     steps: int = 1600
     batch: int = 48
     rate: float = 1.5e-3
@@ -129,13 +129,22 @@ class TowerTraining:
     """
 
     def __init__(
-        self, config: dict[str, Any], rules: ImageRules, plan: TowerPlan, path: Path | None = None
+        self,
+        config: dict[str, Any],
+        rules: ImageRules,
+        plan: TowerPlan,
+        path: Path | None = None,
+        start: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """`start` has the weights of a trained tower, otherwise they are random."""
         seed_all(plan.seed)
         self.plan, self._path = plan, path
         self.step = 0
         self.vision = Vision(VisionConfig.from_json(config), rules)
-        draw_weights(self.vision, plan.seed)
+        if start is None:
+            draw_weights(self.vision, plan.seed)
+        else:
+            self.vision.load_state_dict(start)
         vision = self.vision.config
         self._heads = nn.ModuleDict(
             {name: nn.Linear(vision.hidden, size) for name, size in HEADS.items()}
