@@ -13,7 +13,7 @@ from training.corpus.rooms import colour, noise, reverberate
 from training.corpus.store import Corpus
 
 NOISE_SECONDS = 20
-RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.65, 0.85
+RECORDED_SHARE, RECORDED_SHARE_ALONE = 0.75, 0.9
 """Share of noises that are rooms or voices, with questions and without."""
 _TALKERS = (4, 21)
 _TALKER_LEVELS = (-9.0, 0.0)

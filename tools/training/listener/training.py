@@ -43,9 +43,9 @@ SAVE_INTERVAL = 50
 MEAN_SHARE = 0.99
 """The share that the mean of the weights keeps of its value at a step."""
 USUAL = SessionRules(
-    noise_only=0.22,
+    noise_only=0.25,
     interrupted=0.55,
-    signal_to_noise=(2.0, 34.0),
+    signal_to_noise=(1.0, 30.0),
     breath=0.09,
     told_to_stop=0.3,
     long_answers=0.2,
