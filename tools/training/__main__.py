@@ -166,7 +166,7 @@ def mix(
     *,
     share: Annotated[float, Ge(0), Le(1)],
 ) -> None:
-    """Write a checkpoint whose weights lie between those of two others of the same dimensions.
+    """Write a checkpoint whose listener lies between those of two others of the same dimensions.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def mix(
     first
         Checkpoint directory of the weights that a share of 0 gives.
     second
-        Checkpoint directory of the weights that a share of 1 gives, and of all other files.
+        Checkpoint directory of the weights that a share of 1 gives, and of all that is no listener.
     share
         The way from the first weights to the second ones.
     """

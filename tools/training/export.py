@@ -22,6 +22,7 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import RULES_FILE
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.dimensions import GENERATION, PREPROCESSING
+from training.listener.starting import LISTENER
 from training.torch_calls import load_weights
 
 
@@ -44,7 +45,7 @@ def write_checkpoint(
 
 
 def mix_checkpoints(directory: Path, first: Path, second: Path, share: float) -> None:
-    """Write the checkpoint `second`, with weights that lie between those of `first` and its own.
+    """Write the checkpoint `second`, with a listener between that of `first` and its own.
 
     A `share` of 0 is `first`, 1 is `second`. Raises ValueError if they have different tensors.
     """
@@ -54,7 +55,11 @@ def mix_checkpoints(directory: Path, first: Path, second: Path, share: float) ->
     }:
         raise ValueError(f"{first} and {second} have different tensors")
     shutil.copytree(second, directory, dirs_exist_ok=True)
-    mixed = {name: before[name].float().lerp(value.float(), share) for name, value in after.items()}
+    mixed = after | {
+        name: before[name].float().lerp(value.float(), share)
+        for name, value in after.items()
+        if name.startswith(LISTENER)
+    }
     _write(mixed, directory / SINGLE_FILE)
 
 

@@ -25,9 +25,15 @@ def checkpoint(directory: Path, value: float, **other: torch.Tensor) -> Path:
 def test_weights_lie_between_those_of_two_checkpoints(
     tmp_path: Path, share: float, value: float
 ) -> None:
-    first, second = checkpoint(tmp_path / "first", 1.0), checkpoint(tmp_path / "second", 5.0)
+    tower = "vpm.post_layernorm.weight"
+    first, second = (
+        checkpoint(tmp_path / name, value, **{tower: torch.full((1,), value).half()})
+        for name, value in (("first", 1.0), ("second", 5.0))
+    )
     mix_checkpoints(tmp_path / "made", first, second, share)
-    (made,) = load_file(tmp_path / "made" / "model.safetensors").values()
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    assert tensors[tower].tolist() == [5.0]
+    made = tensors[NAME]
     assert (made.dtype, made.tolist()) == (torch.float16, [value] * 3)
     assert (tmp_path / "made" / "config.json").read_text() == '{"value": 5.0}'
 
