@@ -18,8 +18,8 @@ def test_attention_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
         half = states.bfloat16()
         attended = functional.scaled_dot_product_attention(half, half, half, is_causal=True)
     assert (product.dtype, attended.dtype) == (torch.bfloat16, torch.float32)
-    exact = [half.float()] * 3
-    wanted = functional.scaled_dot_product_attention(*exact, is_causal=True)
+    exact = half.float()
+    wanted = functional.scaled_dot_product_attention(exact, exact, exact, is_causal=True)
     torch.testing.assert_close(attended, wanted)
 
 
