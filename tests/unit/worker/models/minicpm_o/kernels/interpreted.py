@@ -142,7 +142,7 @@ def attended(
     cache.write(1, rows, keys, values)
     plain = cache.attend(1, rows, queries)
     for slot, count in counts:
-        cache.rewind(slot, cache.length(slot) - count)
+        cache.truncate(slot, cache.length(slot) - count)
     cache.kernel = partial(attend, split=SPLIT)
     return cache.attend(1, cache.extend(counts), queries), plain
 

@@ -114,9 +114,9 @@ def test_forgotten_rows_are_not_seen() -> None:
     decoder = build()
     run(decoder, [(0, 3)], states(1, 3))
     expected = run(decoder, [(0, 2)], states(2, 2))
-    decoder.cache.rewind(0, 3)
+    decoder.cache.truncate(0, 3)
     run(decoder, [(0, 5)], states(3, 5) * 100)
-    decoder.cache.rewind(0, 3)
+    decoder.cache.truncate(0, 3)
     assert torch.equal(run(decoder, [(0, 2)], states(2, 2)), expected)
 
 

@@ -94,13 +94,19 @@ def test_slots_must_ascend(counts: list[tuple[int, int]]) -> None:
 def test_reset_zeroes_rows_that_were_forgotten_before_too() -> None:
     cache = build()
     write(cache, [(1, 6), (2, 6)], 5.0)
-    cache.rewind(1, 2)
+    cache.truncate(1, 2)
     assert not cache.is_clean(1)
     cache.reset(1)
     assert cache.is_clean(1)
     assert cache.length(1) == 0
     assert cache.length(2) == 6
     assert bool((cache.read(2)[0] == 5).all())
+
+
+def test_only_what_is_held_can_be_kept() -> None:
+    cache = build()
+    with pytest.raises(ValueError, match="holds 0 rows, not 1"):
+        cache.truncate(0, 1)
 
 
 def keep(keys: torch.Tensor, source: int, target: int) -> torch.Tensor:
@@ -156,7 +162,7 @@ def test_a_move_that_does_not_fit_changes_nothing() -> None:
 def test_only_rows_that_were_written_can_be_restored() -> None:
     cache = build()
     write(cache, [(1, 6)], 1.0)
-    cache.rewind(1, 2)
+    cache.truncate(1, 2)
     cache.rewind(1, 6)
     assert held(cache, 1) == [1.0] * 6
     for slot, length in ((1, 7), (0, 1)):
@@ -179,7 +185,7 @@ def test_one_slot_has_room_for_a_whole_context_beside_reservations() -> None:
 
 
 steps = st.tuples(
-    st.sampled_from(["extend", "extend", "both", "hold", "rewind", "move", "reset"]),
+    st.sampled_from(["extend", "extend", "both", "hold", "truncate", "move", "reset"]),
     st.integers(0, 3),
     st.integers(1, 12),
 )
@@ -204,8 +210,8 @@ def test_each_page_is_free_and_zero_or_in_one_table(
                     rows[each] += [float(number)] * count
         elif what == "hold":
             cache.hold(slot, min(count, cache.room(slot)))
-        elif what == "rewind":
-            cache.rewind(slot, min(length, count))
+        elif what == "truncate":
+            cache.truncate(slot, min(length, count))
             del rows[slot][count:]
         elif what == "move" and count <= length:
             cache.move(slot, count, count // 2, keep)

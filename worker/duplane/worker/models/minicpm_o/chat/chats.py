@@ -129,7 +129,7 @@ class Chats:
         chat.begin(rows, min(room, chat.options.max_new_tokens), full)
         self._sampling.begin_chunk(slot, [])
         if chat.speech is not None and self._parts.talker and self._parts.vocoder:
-            self._parts.talker.cache.rewind(slot, 0)
+            self._parts.talker.cache.truncate(slot, 0)
             self._parts.vocoder.start_turn(slot)
             chat.speech = _speech(slot, chat.options, chat.uniforms, self._parts.vocoder)
 

@@ -335,7 +335,7 @@ class Rebuilder:
         """Feed the text of units that the window has dropped, before the first unit is fed."""
         slot, window = conversation.slot, conversation.window
         if window.previous:
-            self._llm.cache.rewind(slot, window.head_rows)
+            self._llm.cache.truncate(slot, window.head_rows)
             self._llm.append_long(slot, self._llm.embed((*window.previous, *window.tail)))
 
     def _place(self, share: _Share, past: PastUnit, unit: RunningUnit, number: int) -> None:

@@ -175,7 +175,7 @@ class SpeechStage:
         """Drop the past speech that the talker has dropped, or would have if it had all of it."""
         conversation.past_speech.units.clear()
         conversation.past_speech.talker_rows = 0
-        self._talker.cache.rewind(conversation.slot, 0)
+        self._talker.cache.truncate(conversation.slot, 0)
 
     def _skip_turn(self, conversation: Conversation) -> None:
         """Skip the chunks of a past turn, and start the next turn."""

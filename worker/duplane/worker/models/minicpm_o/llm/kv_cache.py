@@ -204,12 +204,17 @@ class KVCache:
         self._set_lengths([(slot, length)])
         self._give_back(slot, max(self.pages.reserved, -(-length // self.pages.page_rows)))
 
-    def rewind(self, slot: int, length: int) -> None:
-        """Set the length to one that the slot had before, with the rows that it had then.
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the rows from `length` on. The next rows overwrite them, or `reset` zeroes them.
 
-        Rows behind it stay until others overwrite them or `reset` zeroes them, so a later call can
-        restore them.
+        Until then `rewind` can restore them.
         """
+        if not 0 <= length <= self._lengths[slot]:
+            raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
+        self._lengths[slot] = length
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Set the length back to one that it had before, with the rows that it had then."""
         if not 0 <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} never had {length} rows")
         self._lengths[slot] = length

@@ -219,7 +219,7 @@ class LanguageModel(nn.Module):
         self.model.move(slot, slide.kept, slide.target)
         length = self.cache.length(slot)
         if slide.ids:
-            self.cache.rewind(slot, slide.start)
+            self.cache.truncate(slot, slide.start)
             self.append_long(slot, slide.ids)
             self.cache.rewind(slot, length)
 

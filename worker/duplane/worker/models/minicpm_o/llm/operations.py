@@ -128,7 +128,7 @@ def _check_heads(cache: KVCache, has_norm: bool) -> float:
             queries = place(heads, norms, (cos, sin), places, keys, values)
             results += queries, keys[:, places], values[:, places]
         pairs += zip(results[:3], results[3:], strict=True)
-        cache.rewind(0, 0)
+        cache.truncate(0, 0)
     return relative_error(pairs)
 
 
@@ -147,7 +147,7 @@ def _check_attend(cache: KVCache) -> float:
         cache.write(0, rows, keys, values)
         plain = cache.attend(0, rows, queries)
         for slot, count in counts:
-            cache.rewind(slot, cache.length(slot) - count)
+            cache.truncate(slot, cache.length(slot) - count)
         cache.kernel = kernel
         pairs.append((cache.attend(0, cache.extend(counts), queries), plain))
         cache.kernel = None

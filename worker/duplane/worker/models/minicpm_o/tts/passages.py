@@ -124,6 +124,6 @@ def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
     if passage.tokens:
         return rows[0]
     if talker.dims.is_recomputing:
-        talker.cache.rewind(stream.slot, 0)
+        talker.cache.truncate(stream.slot, 0)
         rows = [fed for past in earlier for fed in (past.condition, talker.embed(past.tokens))]
     return torch.cat([*rows, passage.condition])

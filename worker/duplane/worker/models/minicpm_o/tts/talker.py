@@ -171,7 +171,7 @@ class Talker(nn.Module):
         drawn = self.draw(bounded)
         for request in requests:
             if request.is_turn_end:
-                self.cache.rewind(request.slot, 0)
+                self.cache.truncate(request.slot, 0)
         return [tokens[:-1] for tokens in drawn]
 
     def repeat(self, slot: int, spoken: Sequence[tuple[Tensor, Sequence[int]]]) -> None:
@@ -183,7 +183,7 @@ class Talker(nn.Module):
         for condition, tokens in spoken:
             held = self.cache.length(slot) + sum(map(len, rows))
             if not self.has_room(held, len(condition)):
-                self.cache.rewind(slot, 0)
+                self.cache.truncate(slot, 0)
                 rows.clear()
             rows += [condition, self.embed(tokens)]
         embeds = torch.cat(rows)
@@ -198,7 +198,7 @@ class Talker(nn.Module):
     def make_room(self, slot: int, rows: int) -> None:
         """Drop the rows of the slot if `rows` more do not fit into its cache."""
         if self.cache.length(slot) + rows > self.cache.capacity:
-            self.cache.rewind(slot, 0)
+            self.cache.truncate(slot, 0)
 
     def draw(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
         """Feed each condition; return the tokens drawn, up to and including the end of speech.
@@ -218,7 +218,7 @@ class Talker(nn.Module):
             end = row.index(self.end) + 1 if self.end in row else len(row)
             kept = row[: min(end, request.most)]
             request.uniforms.advance(len(kept) if request.is_drawn else 0)
-            self.cache.rewind(request.slot, start + len(request.condition) + len(kept) - 1)
+            self.cache.truncate(request.slot, start + len(request.condition) + len(kept) - 1)
             drawn.append(kept)
         return drawn
 
