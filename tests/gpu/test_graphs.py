@@ -21,6 +21,7 @@ from duplane.worker.models.minicpm_o import two_lanes
 from duplane.worker.models.minicpm_o.blocks import graph
 from duplane.worker.models.minicpm_o.blocks.block import Staged
 from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.tts.block import TalkBlock
 from duplane.worker.models.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 from duplane.worker.settings import WorkerSettings
 
@@ -124,7 +125,14 @@ def test_graphs_that_do_not_work_are_left_out_and_named(
 ) -> None:
     """Of three graphs, one works, one cannot be captured, and one computes wrong results."""
     capture: Any = graph.Graph
-    count = 0
+    count, blocks = 0, list[TalkBlock]()
+    capture_block = TalkBlock.capture
+
+    def noted(block: TalkBlock, **options: Any) -> None:
+        blocks.append(block)
+        capture_block(block, **options)
+
+    monkeypatch.setattr(TalkBlock, "capture", noted)
 
     def faulty(call: Callable[[], None], pool: Any = None) -> Any:
         nonlocal count
@@ -135,12 +143,16 @@ def test_graphs_that_do_not_work_are_left_out_and_named(
         if count % 3 == 2:
             raise RuntimeError("operation not permitted when stream is capturing")
         step: Any = getattr(call, "__self__", None)
-        is_staged, is_of_talker = isinstance(step, Staged), not hasattr(step, "logits")
 
         def replay() -> None:
-            if is_staged or not is_of_talker:
-                captured.replay()
-                (step.result if is_staged else step.logits).mul_(1.5)
+            captured.replay()
+            if hasattr(step, "logits"):
+                step.logits.mul_(1.5)
+            elif isinstance(step, Staged):
+                assert step.result is not None
+                step.result.mul_(1.5)
+            else:
+                blocks[-1].state.drawn.sub_(1).clamp_(min=0)
 
         return SimpleNamespace(pool=captured.pool, replay=replay)
 
