@@ -139,16 +139,17 @@ class StageWatch:
 
 
 def _packed_products() -> dict[Any, Call]:
-    """Return how many operations products with packed weights have, by operator of torch."""
+    """Return how many operations products with packed weights have, by operator of torch.
+
+    Builds of torch without oneDNN lack one of these operators.
+    """
 
     def count(rows: Sequence[int], *_: Any, out_shape: Sequence[int], **__: Any) -> int:
         return 2 * math.prod(rows) * out_shape[-1]
 
     operators: Any = torch.ops
-    return {
-        operators.quantized.linear_dynamic_fp16: count,
-        operators.mkldnn._linear_pointwise: count,
-    }
+    names = (operators.quantized, "linear_dynamic_fp16"), (operators.mkldnn, "_linear_pointwise")
+    return {getattr(*name): count for name in names if hasattr(*name)}
 
 
 def _size(method: str, given: Sequence[Any]) -> int:
