@@ -44,16 +44,24 @@ def small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "FEWEST_VALUES", 1)
 
 
-@needs_fbgemm
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 4, 17, 130])
-def test_packed_weights_compute_what_the_plain_ones_do(rows: int, bias: bool) -> None:
-    network, given = Network(torch.float32, bias=bias), torch.randn(rows, INPUTS)
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 17, 130])
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"),
+    [
+        pytest.param(torch.float32, 1e-5, 1e-5, marks=needs_fbgemm),
+        pytest.param(torch.bfloat16, 2e-2, 1e-2, marks=needs_bfloat16),
+    ],
+)
+def test_packed_weights_compute_what_the_plain_ones_do(
+    dtype: torch.dtype, rtol: float, atol: float, rows: int, bias: bool
+) -> None:
+    network, given = Network(dtype, bias=bias), torch.randn(rows, INPUTS).to(dtype)
     expected = network(given)
     pack_products(network, "network")
     assert network.joined.packed
     assert network.single.packed
-    torch.testing.assert_close(network(given), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(network(given), expected, rtol=rtol, atol=atol)
 
 
 @needs_fbgemm
@@ -61,18 +69,6 @@ def test_the_result_of_a_row_does_not_depend_on_the_other_rows() -> None:
     network, given = Network(torch.float32, bias=True), torch.randn(20, INPUTS)
     pack_products(network, "network")
     assert network.joined(given)[7:8].equal(network.joined(given[7:8]))
-
-
-@needs_bfloat16
-@pytest.mark.parametrize("bias", [False, True])
-def test_weights_in_bfloat16_are_packed_too(bias: bool) -> None:
-    network = Network(torch.bfloat16, bias=bias)
-    given = torch.randn(5, INPUTS, dtype=torch.bfloat16)
-    expected = network(given)
-    pack_products(network, "network")
-    assert network.joined.packed
-    assert network.single.packed
-    torch.testing.assert_close(network(given), expected, rtol=2e-2, atol=1e-2)
 
 
 @needs_fbgemm

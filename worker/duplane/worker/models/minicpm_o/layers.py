@@ -59,10 +59,10 @@ class Product:
     """The product of rows with the weight of a layer, or of some layers with the same input."""
 
     def __init__(self, *layers: nn.Linear) -> None:
-        self._layers, (first, *others) = layers, layers
-        self.weight, self.bias = pack_linear(layers) if others else (first.weight, first.bias)
-        if "bias" not in dict(first.named_parameters()):
-            self.bias = None
+        self._layers, first = layers, layers[0]
+        has_bias = "bias" in dict(first.named_parameters())
+        joined = pack_linear(layers) if len(layers) > 1 else (first.weight, first.bias)
+        self.weight, self.bias = joined[0], joined[1] if has_bias else None
         self.packed: Callable[[Tensor], Tensor] | None = None
         """What multiplies in place of `weight`; see `packing`."""
 
