@@ -23,8 +23,8 @@ VOICE_MS = 40.0
 BEGIN_MS = 0.06
 """Work of the host for each unit that begins."""
 CHOICE_MS, SEE_KERNELS_MS = 0.4, 2.0
-"""Time to launch the kernels of the choice of ids (57), and of vision (up to 300 more than its
-matrix products hide): neither is a CUDA graph, so each kernel takes 5 to 7 us of the host."""
+"""Time in which the host launches the 57 kernels of the choice of ids, and those kernels of vision
+(up to 300) that its matrix products do not hide: 5 to 7 us each, as neither is a CUDA graph."""
 UNIT_STEPS = 26
 """Steps of the talker for one unit."""
 
