@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from duplane.worker.models.minicpm_o.dtype import has_bfloat16
 from training.torch_calls import (
     backward,
     length,
@@ -32,16 +33,16 @@ WEIGHT_DECAY = 0.01
 CLIP_NORM = 1.0
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return the matrix with all its singular values near one."""
+def orthogonalised(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the matrix with all its singular values near one, computed in `dtype`."""
     first, second, third = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     rows = transposed(matrix) if is_tall else matrix
-    rows = rows / (length(rows) + 1e-7)
+    rows = (rows / (length(rows) + 1e-7)).to(dtype)
     for _ in range(ITERATIONS):
         square = rows @ transposed(rows)
         rows = first * rows + (second * square + third * (square @ square)) @ rows
-    return transposed(rows) if is_tall else rows
+    return (transposed(rows) if is_tall else rows).to(matrix.dtype)
 
 
 def average_gradients(tensors: Sequence[Tensor]) -> None:
@@ -82,7 +83,11 @@ class Optimisers:
         added: Iterable[Tensor] = (),
         rate: float,
         matrix_rate: float,
+        is_mixed: bool = False,
     ) -> None:
+        """If `is_mixed`, Muon computes in bfloat16 where the CPU can."""
+        is_short = is_mixed and has_bfloat16(torch.device("cpu"))
+        self._dtype = torch.bfloat16 if is_short else torch.float32
         found, kept = list(tensors), {id(table) for table in tables}
         self._matrices = [one for one in found if one.dim() == 2 and id(one) not in kept]
         chosen = {id(matrix) for matrix in self._matrices}
@@ -113,7 +118,7 @@ class Optimisers:
             if matrix.grad is None:
                 continue
             momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-            update = orthogonalised(torch.lerp(matrix.grad, momentum, MOMENTUM))
+            update = orthogonalised(torch.lerp(matrix.grad, momentum, MOMENTUM), self._dtype)
             matrix.mul_(1 - rate * WEIGHT_DECAY)
             matrix.add_(update, alpha=-rate * UPDATE_RMS * max(matrix.shape) ** 0.5)
 

@@ -157,6 +157,7 @@ class ListenerTraining:
             added=self._heads.parameters(),
             rate=plan.rate,
             matrix_rate=plan.matrix_rate,
+            is_mixed=plan.is_mixed,
         )
         self.step = 0
         self._cpu_s = 0.0

@@ -161,6 +161,7 @@ class TowerTraining:
             added=[*self._heads.parameters(), *self._patches.parameters()],
             rate=plan.rate,
             matrix_rate=plan.matrix_rate,
+            is_mixed=plan.is_mixed,
         )
         if path is not None and path.exists():
             self._resume(path)
