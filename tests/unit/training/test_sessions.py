@@ -145,6 +145,24 @@ def test_muted_microphones_occur_only_without_questions(tmp_path: Path) -> None:
     assert not all(alone)
 
 
+def test_noise_behind_questions_may_begin_late_and_end_early(tmp_path: Path) -> None:
+    rules = replace(USUAL, noise_only=0.0, noisy=1.0, echoing=0.0)
+    quiet: list[int] = []
+    for broken in (0.0, 1.0):
+        builder = SessionBuilder(
+            fake_corpus(tmp_path / str(broken)),
+            fake_answers(),
+            NoiseBank(1, count=1),
+            replace(rules, broken=broken),
+        )
+        drawn = [builder.draw((3, number)) for number in range(30)]
+        assert all(session.asked for session in drawn)
+        loudness = [np.abs(one.samples.reshape(-1, 1600)).max(1) for one in drawn]
+        quiet.append(sum(one.min() < 0.1 * np.median(one) for one in loudness))
+    assert quiet[0] == 0
+    assert 15 < quiet[1] < 30
+
+
 def test_a_share_of_the_questions_is_about_pictures(tmp_path: Path) -> None:
     corpus = fake_corpus(tmp_path)
     shares: list[float] = []
@@ -173,6 +191,11 @@ def test_sound_is_labelled_where_it_is(sessions: list[Session]) -> None:
         assert len(session.phonemes) == 50 * len(session.decisions)
         assert len(session.words) == 10 * len(session.decisions)
         assert session.words.any()
+        words = sum(len(one.utterance.words) for one in session.asked)
+        assert 0 < session.begins.sum() <= words
+        changed = np.flatnonzero(np.diff(session.words)) + 1
+        named = changed[session.words[changed] != 0]
+        assert session.begins[named].all()
     assert any(not session.asked for session in sessions)
 
 

@@ -22,7 +22,12 @@ from training.dimensions import PICTURE_ROWS, WINDOW_UNITS
 from training.listener import processes
 from training.listener.network import ListenerNetworks, run_decoder
 from training.listener.starting import with_new_layers
-from training.listener.training import ListenerPlan, ListenerTraining
+from training.listener.training import (
+    WIDEST_MASK,
+    ListenerPlan,
+    ListenerTraining,
+    mask_bands,
+)
 from training.vision.scenes import COLOURS, SHAPES, Scene
 from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
@@ -183,6 +188,17 @@ def test_new_layers_of_the_encoder_change_nothing_at_first(
     after = larger.encode(features, is_first, WINDOW_UNITS)
     for wanted, value in zip(before, after, strict=True):
         torch.testing.assert_close(value, wanted)
+
+
+def test_sessions_lack_bands_of_their_features() -> None:
+    features = torch.randn((40, 2, 50, 80))
+    masked = features.clone()
+    mask_bands(masked, np.random.default_rng(1))
+    is_masked = (masked != features).flatten(1, 2).any(1)
+    counts = [int(session.sum()) for session in is_masked]
+    assert 10 < counts.count(0) < 30
+    assert 0 < max(counts) <= 2 * WIDEST_MASK
+    assert masked[is_masked.any(1)].std() < features.std()
 
 
 def test_each_process_is_called_with_its_own_number(

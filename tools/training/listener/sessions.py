@@ -37,6 +37,8 @@ HEARD_S = 0.1
 """Seconds of a second question from which the model hears that the user goes on."""
 LONG_WORDS = 7
 """Answers with at least this many words are long enough to be interrupted early."""
+_REST_DB = (-60.0, -20.0)
+"""Decibels of a noise before it begins and after it ends, relative to the noise."""
 EARLY_S = (0.8, 1.7)
 """Seconds after the start of an answer in which half of all interruptions begin."""
 
@@ -66,6 +68,8 @@ class SessionRules:
     """Share of questions that are drawn from those about a picture."""
     muted: float = 0.0
     """Share of sessions without questions in which the microphone is muted for a part."""
+    broken: float = 0.0
+    """Share of sessions with questions in which the noise begins late and ends early."""
     lone_noise: tuple[float, float] = (4.0, 45.0)
     """Decibels by which noise is below speech, in sessions without questions."""
     is_dense: bool = False
@@ -103,13 +107,14 @@ class Session:
 
     `samples` [units * 16000] is the sound. `phonemes` [units * 50] has the number of the phoneme at
     each encoder position. `words` [units * 10] has the number of the word at each LLM embedding. In
-    both, 0 is silence. `view` has the pictures.
+    both, 0 is silence. `begins` [units * 10] is 1 where a word begins. `view` has the pictures.
     """
 
     samples: FloatArray
     decisions: list[Decision]
     phonemes: NDArray[np.int64]
     words: NDArray[np.int64]
+    begins: NDArray[np.int64]
     asked: list[Asked] = field(default_factory=list[Asked])
     view: View = field(default_factory=View)
 
@@ -154,9 +159,10 @@ class SessionBuilder:
             self._add_echo(sound, asked, chance)
         if chance.random() < rules.noisy:
             ratio = chance.uniform(*(rules.signal_to_noise if asked else rules.lone_noise))
-            sound += self._noises.draw(count, chance, is_alone=not asked) * np.float32(
-                0.1 * 10 ** (-ratio / 20)
-            )
+            noise = self._noises.draw(count, chance, is_alone=not asked)
+            if asked and _happens(rules.broken, chance):
+                _break(noise, chance)
+            sound += noise * np.float32(0.1 * 10 ** (-ratio / 20))
         sound *= np.float32(10 ** (chance.uniform(*rules.gain) / 20))
         if not asked and chance.random() < rules.silent:
             sound[:] = 0.0
@@ -164,8 +170,8 @@ class SessionBuilder:
             first, last = sorted(chance.integers(count, size=2))
             sound[first if chance.random() < 0.5 else 0 : last] = 0.0
         np.clip(sound, -1.0, 1.0, out=sound)
-        phonemes, words = self._labels(asked)
-        return Session(sound, decisions, phonemes, words, asked, view)
+        phonemes, words, begins = self._labels(asked)
+        return Session(sound, decisions, phonemes, words, begins, asked, view)
 
     def _converse(
         self, chance: np.random.Generator, decisions: list[Decision], view: View
@@ -256,19 +262,19 @@ class SessionBuilder:
             begin_s = first + chance.uniform(0.3, count - 0.2)
             if count > EARLY_S[1] and self.rules.told_to_stop and chance.random() < 0.5:
                 begin_s = first + chance.uniform(*EARLY_S)
-            begin_s = max(begin_s, one.end_s)
-            if self._write(one, decisions, first, begin_s):
-                return begin_s
-            return max(begin_s, one.end_s + PAUSE_S)
+            # One that begins earlier is a second question in the same breath.
+            begin_s = max(begin_s, one.end_s + PAUSE_S)
+            self._write(one, decisions, first, begin_s)
+            return begin_s
         self._write(one, decisions, first, None)
         return max(first + count + 0.1, one.end_s + PAUSE_S)
 
     def _write(
         self, one: Asked, decisions: list[Decision], first: int, interrupted_s: float | None
-    ) -> bool:
-        """Write the answer from unit `first`; return whether the interruption ends it early."""
+    ) -> None:
+        """Write the answer from unit `first`, up to an interruption that ends it early."""
         if not one.answer:
-            return False
+            return
         units = self._answers[one.answer].units
         one.first_unit = first
         stop = len(units)
@@ -284,7 +290,6 @@ class SessionBuilder:
                 )
         if stop < len(units) and first + stop < len(decisions):
             decisions[first + stop] = Decision(True, ends_turn=True)
-        return stop < len(units)
 
     def _add_echo(
         self, sound: FloatArray, asked: Sequence[Asked], chance: np.random.Generator
@@ -304,10 +309,13 @@ class SessionBuilder:
                 spoken = spoken[: int((heard + 0.1) * INPUT_SAMPLE_RATE)]
             _add(sound, spoken * level, one.first_unit + 1 + delay_s)
 
-    def _labels(self, asked: Sequence[Asked]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _labels(
+        self, asked: Sequence[Asked]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         units = self.rules.unit_count
         phonemes = np.zeros(int(units / POSITION_S + 0.5), np.int64)
         words = np.zeros(int(units / EMBEDDING_S + 0.5), np.int64)
+        begins = np.zeros_like(words)
         centres = (np.arange(len(phonemes)) + 0.5) * POSITION_S - LAG_S
         ends = (np.arange(len(words)) + 1.0) * EMBEDDING_S - LAG_S - WORD_DELAY_S
         for one in asked:
@@ -318,13 +326,25 @@ class SessionBuilder:
                 inside = (times >= one.start_s) & (times < one.end_s)
                 found = np.searchsorted(marks[:, 0], times[inside] - one.start_s, side="right")
                 table[inside] = marks[np.maximum(found - 1, 0), 1].astype(np.int64)
-        return phonemes, words
+            starts = one.start_s + one.utterance.words[:, 0]
+            first = np.searchsorted(ends, starts)
+            begins[first[first < len(begins)]] = 1
+        return phonemes, words, begins
 
 
 def _add(sound: FloatArray, samples: FloatArray, start_s: float) -> None:
     start = int(start_s * INPUT_SAMPLE_RATE)
     part = samples[: max(0, len(sound) - start)]
     sound[start : start + len(part)] += part
+
+
+def _break(noise: FloatArray, chance: np.random.Generator) -> None:
+    """Leave a part of a noise, and little of the rest: its end is not the end of a question."""
+    first, last = sorted(chance.integers(len(noise), size=2))
+    is_whole = chance.random(2) < 0.3
+    rest = np.float32(10 ** (chance.uniform(*_REST_DB) / 20))
+    noise[: 0 if is_whole[0] else first] *= rest
+    noise[len(noise) if is_whole[1] else last :] *= rest
 
 
 def _first_unit(end_s: float, decisions: Sequence[Decision], forced: int) -> int:

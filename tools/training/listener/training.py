@@ -6,7 +6,7 @@ trains on the same sessions as a run without a stop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -32,7 +33,13 @@ from training.listener.sessions import Session, SessionBuilder, SessionRules
 from training.listener.steps import decode, draw_chat, draw_voice, embed, text_loss
 from training.optimisers import Optimisers, rate_factor
 from training.progress import Progress
-from training.torch_calls import load_tensors, mixed_precision, save_tensors, seed_all
+from training.torch_calls import (
+    load_tensors,
+    mixed_precision,
+    save_tensors,
+    seed_all,
+    tensor_of,
+)
 from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
 
@@ -40,6 +47,8 @@ PHONEME_WEIGHT = 0.3
 WORD_WEIGHT = 0.4
 SEEN_WEIGHT = 0.2
 SAVE_INTERVAL = 50
+MASKED_SHARE, WIDEST_MASK = 0.5, 14
+"""Share of sessions that lack two bands of the mel features, and the most features of a band."""
 MEAN_SHARE = 0.99
 """The share that the mean of the weights keeps of its value at a step."""
 USUAL = SessionRules(
@@ -50,6 +59,7 @@ USUAL = SessionRules(
     told_to_stop=0.3,
     long_answers=0.2,
     muted=0.3,
+    broken=0.3,
     lone_noise=(-8.0, 30.0),
     pictured=0.5,
     about_pictures=0.12,
@@ -104,6 +114,22 @@ class ListenerPlan:
         return round(self.short_share * self.steps)
 
 
+def mask_bands(features: Tensor, chance: np.random.Generator) -> None:
+    """Give bands of some sessions [sessions, units, frames, mel] their mean, as in SpecAugment.
+
+    So no band alone tells a word. Source: https://arxiv.org/abs/1904.08779.
+    """
+    bands = features.shape[-1]
+    for session in features:
+        if chance.random() >= MASKED_SHARE:
+            continue
+        for _ in range(2):
+            width = int(chance.integers(1, WIDEST_MASK + 1))
+            first = int(chance.integers(bands - width + 1))
+            part = session[..., first : first + width]
+            part.copy_(part.mean().expand_as(part))
+
+
 class ListenerTraining:
     """One training run. It saves its state to `path`, and continues from this file if it exists."""
 
@@ -131,6 +157,7 @@ class ListenerTraining:
             {
                 "phonemes": nn.Linear(config["audio_config"]["d_model"], len(corpus.phoneme_names)),
                 "words": nn.Linear(config["hidden_size"], len(corpus.word_names)),
+                "begins": nn.Linear(config["hidden_size"], 2),
             }
         )
         self._seen = SeenLayer(self.networks.llm.model, config["hidden_size"], bank.scenes)
@@ -243,22 +270,30 @@ class ListenerTraining:
         ]
         batch = Batch.of(rows)
         table = embed(self.networks.llm, batch, rows, self._bank, chance)
-        heard = [
+        encoded = [
             own[UNIT_EMBEDDINGS * row.first_unit :] for own, row in zip(embeds, rows, strict=True)
         ]
-        table = table.masked_scatter(batch.audio[..., None], torch.cat(heard))
+        table = table.masked_scatter(batch.audio[..., None], torch.cat(encoded))
         table = table.masked_scatter(batch.voice[..., None], torch.cat(voices))
         with torch.set_grad_enabled(not is_for_heads):
             hidden = decode(self.networks.llm, table, is_mixed=plan.is_mixed)
         seen = SEEN_WEIGHT * self._seen.loss(batch, rows)
-        words = [
-            torch.tensor(one.words[UNIT_EMBEDDINGS * row.first_unit :])
-            for one, row in zip(sessions, rows, strict=True)
-        ]
-        logits = self._heads["words"](hidden[batch.audio])
+        heard = hidden[batch.audio]
+
+        def word_loss(head: str, labels: Sequence[NDArray[np.int64]]) -> Tensor:
+            targets = np.concatenate(
+                [
+                    own[UNIT_EMBEDDINGS * row.first_unit :]
+                    for own, row in zip(labels, rows, strict=True)
+                ]
+            )
+            logits = self._heads[head](heard)
+            return WORD_WEIGHT * functional.cross_entropy(logits, tensor_of(targets))
+
         losses = {
             "phonemes": PHONEME_WEIGHT * self._phoneme_loss(states, sessions),
-            "words": WORD_WEIGHT * functional.cross_entropy(logits, torch.cat(words)),
+            "words": word_loss("words", [one.words for one in sessions]),
+            "begins": word_loss("begins", [one.begins for one in sessions]),
             "seen": seen,
         }
         if is_for_heads:
@@ -269,7 +304,9 @@ class ListenerTraining:
         return losses
 
     def _features(self, sessions: list[Session]) -> tuple[Tensor, Tensor]:
-        return self.networks.features([one.samples for one in sessions])
+        features, is_first = self.networks.features([one.samples for one in sessions])
+        mask_bands(features, np.random.default_rng([self.plan.seed, self.step, self._rank]))
+        return features, is_first
 
     def _encode(self, features: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
         with mixed_precision(is_allowed=self.plan.is_mixed):
