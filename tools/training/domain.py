@@ -76,9 +76,10 @@ OPENINGS = ("what is", "what colour is", "say", "can you", "how", "tell me")
 
 NEAR_SHARE = 0.07
 """Share of training's questions that resemble those of the domain and have no answer in it."""
-LONG_SHARE, MORE_NEAR_SHARE = 0.06, 0.06
-"""Shares of long sentences outside the domain, and of more questions that resemble those of the
-domain, of the questions that espeak and flite speak, and of typed ones."""
+LONG_SHARE, MORE_NEAR_SHARE, FIXED_SHARE = 0.06, 0.06, 0.06
+"""Shares of long sentences outside the domain, of more questions that resemble those of the
+domain, and of more questions that are always asked in the same words, of the questions that espeak
+and flite speak, and of typed ones."""
 _LONG_WORDS = (6, 10)
 _OTHER_NUMBERS = (
     *("nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
@@ -251,7 +252,8 @@ def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
 
     The answer about a picture is the one without a picture. The share `LONG_SHARE` of the others
     are long sentences to refuse, as people say them who talk to each other; the share
-    `MORE_NEAR_SHARE` of the rest are questions of `draw_near`.
+    `MORE_NEAR_SHARE` of the rest are questions of `draw_near`, and `FIXED_SHARE` of the rest are
+    those of `draw_fixed`: a "hi" is so short that it takes more examples.
     """
     if chance.random() < sight_share:
         return Exchange(*draw_question(chance), BLIND)
@@ -260,6 +262,8 @@ def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
         return Exchange("unknown", " ".join(words), UNKNOWN)
     if chance.random() < MORE_NEAR_SHARE:
         return draw_near(chance)
+    if chance.random() < FIXED_SHARE:
+        return draw_fixed(chance)
     return draw_exchange(chance, TRAINED_WORDS)
 
 
