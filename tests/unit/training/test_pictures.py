@@ -28,7 +28,7 @@ from training.vision.tower import (
     recoloured,
     seen_tile,
 )
-from training.vision.views import View, draw_view
+from training.vision.views import PictureBank, View, draw_view, with_mixed_rows
 
 PLAN = TowerPlan(pictures=8, steps=3, batch=2, warm_up=1, is_mixed=False)
 CONFIG: dict[str, Any] = {
@@ -154,6 +154,21 @@ def test_bank_has_what_the_worker_encodes(tiles: list[SeenTile]) -> None:
         chance = Random("1 bank lights")
         first = vision.encode_tiles([augmented(own[0], chance).tile])
     torch.testing.assert_close(bank.embeds[0, 0], first[0], atol=1e-4, rtol=1e-3)
+
+
+def test_mixed_rows_show_what_their_pictures_show() -> None:
+    """Each row of these pictures names the property that it stands for."""
+    scenes = [draw_scene(Random(number)) for number in range(60)]
+    targets = torch.tensor([labels(scene) for scene in scenes]).float()
+    bank = PictureBank(scenes, targets[:, None, :, None].expand(-1, 2, -1, 3))
+    mixed = with_mixed_rows(bank, 1)
+    assert list(mixed.scenes[:60]) == scenes
+    assert torch.equal(mixed.embeds[:60], bank.embeds)
+    for scene, rows in zip(mixed.scenes[60:], mixed.embeds[60:], strict=True):
+        assert rows[0, :, 0].tolist() == list(labels(scene))
+        assert scene.shape != NOTHING
+    assert any(one.digit >= 0 for one in mixed.scenes[60:])
+    assert any((one.shape, one.colour) in HELD_OUT_PAIRS for one in mixed.scenes[60:])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from training.domain import all_answers
 from training.listener.starting import LISTENER, tensors_of, with_new_layers
 from training.listener.training import ListenerPlan, ListenerTraining
 from training.torch_calls import load_tensors
-from training.vision.views import load_bank
+from training.vision.views import load_bank, with_mixed_rows
 from training.vocabulary import Vocabulary, build_tokenizer
 
 CORPUS, STATE, BANK = "corpus", "listener.pt", "pictures.pt"
@@ -71,7 +71,7 @@ def run_rank(
         Corpus(workspace / CORPUS),
         {text: speak_answer(text) for text in all_answers()},
         plan,
-        load_bank(workspace / BANK),
+        with_mixed_rows(load_bank(workspace / BANK), plan.seed),
         workspace / STATE,
         share=share,
     )

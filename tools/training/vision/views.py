@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from training.torch_calls import load_tensors, save_tensors
-from training.vision.scenes import Scene
+from training.vision.scenes import SHAPES, Scene
 
 CHANGE_SHARE = 0.2
 """The probability that another picture begins in a unit."""
@@ -38,6 +40,30 @@ def load_bank(path: Path) -> PictureBank:
     """Read encoded pictures."""
     state = load_tensors(path)
     return PictureBank([Scene(*scene) for scene in state["scenes"]], state["embeds"].float())
+
+
+def with_mixed_rows(bank: PictureBank, seed: int) -> PictureBank:
+    """Return a bank of twice as many pictures: half of them have rows of different pictures.
+
+    A row tells the kind, the colour, the count or the digit of a picture (`tower.HEADS`). If each
+    row of a picture is from another one, the LLM must read each property in its own row. So it
+    reads pairs of a shape and a colour that no picture of training shows.
+    """
+    chance = Random(f"{seed} rows")
+    shapes = [n for n, scene in enumerate(bank.scenes) if scene.shape in SHAPES]
+    digits = [n for n, scene in enumerate(bank.scenes) if scene.digit >= 0]
+    scenes, sources = list[Scene](), list[tuple[int, int, int, int]]()
+    for _ in bank.scenes:
+        group = digits if digits and chance.random() < len(digits) / len(bank) else shapes
+        kind, colour, count = (chance.choice(group) for _ in range(3))
+        first = bank.scenes[kind]
+        scenes.append(
+            replace(first, colour=bank.scenes[colour].colour, count=bank.scenes[count].count)
+        )
+        sources.append((kind, colour, count, kind))
+    rows = torch.tensor(sources)
+    parts = [bank.embeds[rows[:, place], :, place] for place in range(bank.embeds.shape[2])]
+    return PictureBank([*bank.scenes, *scenes], torch.cat((bank.embeds, torch.stack(parts, 2))))
 
 
 @dataclass(frozen=True)
