@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 from training.dimensions import PICTURE_ROWS, WINDOW_UNITS
 from training.listener import processes
 from training.listener.network import ListenerNetworks, run_decoder
-from training.listener.starting import with_new_layers
+from training.listener.starting import widened, with_new_layers
 from training.listener.training import (
     WIDEST_MASK,
     ListenerPlan,
@@ -173,21 +173,42 @@ def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
 
 
 @torch.no_grad()
-def test_new_layers_of_the_encoder_change_nothing_at_first(
-    config: dict[str, Any], networks: ListenerNetworks
+@pytest.mark.parametrize(
+    ("size", "enlarged"),
+    [
+        ({"encoder_layers": 4}, with_new_layers),
+        ({"d_model": 32, "encoder_attention_heads": 16, "encoder_ffn_dim": 128}, widened),
+    ],
+)
+def test_a_larger_encoder_computes_the_same_at_first(
+    config: dict[str, Any],
+    networks: ListenerNetworks,
+    size: dict[str, int],
+    enlarged: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]],
 ) -> None:
-    deeper = config | {"audio_config": config["audio_config"] | {"encoder_layers": 4}}
-    larger = ListenerNetworks.build(deeper, seed=8, batch=2)
+    larger_config = config | {"audio_config": config["audio_config"] | size}
+    larger = ListenerNetworks.build(larger_config, seed=8, batch=2)
     drawn = dict(larger.tensors())
     found = dict(networks.tensors())
-    assert set(drawn) > set(found)
-    larger.load(with_new_layers(found, drawn))
+    assert sum(one.numel() for one in drawn.values()) > sum(one.numel() for one in found.values())
+    larger.load(enlarged(found, drawn))
     sound = (np.random.default_rng(2).standard_normal((1, 4 * 16_000)) * 0.1).astype(np.float32)
     features, is_first = networks.features([sound[0]])
-    before = networks.encode(features, is_first, WINDOW_UNITS)
-    after = larger.encode(features, is_first, WINDOW_UNITS)
-    for wanted, value in zip(before, after, strict=True):
-        torch.testing.assert_close(value, wanted)
+    _, before = networks.encode(features, is_first, WINDOW_UNITS)
+    _, after = larger.encode(features, is_first, WINDOW_UNITS)
+    torch.testing.assert_close(after, before)
+
+
+@torch.no_grad()
+def test_equal_channels_of_a_wider_encoder_learn_different_things(
+    config: dict[str, Any], networks: ListenerNetworks
+) -> None:
+    size = {"d_model": 32, "encoder_attention_heads": 16, "encoder_ffn_dim": 128}
+    larger_config = config | {"audio_config": config["audio_config"] | size}
+    drawn = dict(ListenerNetworks.build(larger_config, seed=8, batch=2).tensors())
+    made = widened(dict(networks.tensors()), drawn)["apm.layers.0.fc1.weight"]
+    for first, second in (made.chunk(2, 0), made.chunk(2, 1)):
+        assert (first - second).abs().min() > 0
 
 
 def test_sessions_lack_bands_of_their_features() -> None:

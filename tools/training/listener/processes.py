@@ -15,7 +15,7 @@ from training.answers import speak_answer
 from training.corpus.store import Corpus
 from training.dimensions import default_config
 from training.domain import all_answers
-from training.listener.starting import LISTENER, tensors_of, with_new_layers
+from training.listener.starting import LISTENER, tensors_of, widened, with_new_layers
 from training.listener.training import ListenerPlan, ListenerTraining
 from training.torch_calls import load_tensors
 from training.vision.views import load_bank, with_mixed_rows
@@ -77,7 +77,8 @@ def run_rank(
     )
     if start is not None:
         drawn = dict(training.networks.tensors())
-        training.networks.load(with_new_layers(tensors_of(start, LISTENER, tokenizer), drawn))
+        found = widened(tensors_of(start, LISTENER, tokenizer), drawn)
+        training.networks.load(with_new_layers(found, drawn))
     if processes == 1:
         training.run()
         return

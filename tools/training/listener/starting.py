@@ -1,4 +1,4 @@
-"""Starts from a checkpoint with another tokenizer, or with fewer layers in its audio encoder."""
+"""Starts from a checkpoint with another tokenizer, or with a smaller audio encoder."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ LISTENER = ("llm.", "apm.", "audio_projection_layer.")
 TALKER, VISION = ("tts.",), ("vpm.", "resampler.")
 ADDED = "apm.layers."
 OUTPUTS = tuple(f"{layer}.{kind}" for layer in ("out_proj", "fc2") for kind in ("weight", "bias"))
+POSITIONS = "embed_positions.weight"
+SPREAD = 0.5
+"""Size of the random numbers by which the weights of two equal channels differ, relative to that of
+random weights."""
 TABLES = ("llm.model.embed_tokens.weight", "llm.lm_head.weight", "tts.emb_text.weight")
 
 
@@ -71,6 +75,32 @@ def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) ->
         if name.startswith(ADDED) and name not in found:
             made[name] = torch.zeros_like(value) if name.endswith(OUTPUTS) else value
     return made
+
+
+def widened(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, for an audio encoder that is twice as wide as its own.
+
+    Each channel becomes two. A layer that reads both has half of the weight for each, plus and
+    minus a random number: so the encoder computes the same, and the two learn different things.
+    `drawn` has the tensors of the new encoder, with random weights.
+    """
+    return {
+        name: _widened(value, drawn[name], is_table=name.endswith(POSITIONS))
+        if name in drawn and drawn[name].shape != value.shape
+        else value
+        for name, value in found.items()
+    }
+
+
+def _widened(value: Tensor, drawn: Tensor, *, is_table: bool) -> Tensor:
+    if drawn.shape[0] != value.shape[0]:
+        value = torch.cat((value, value))
+    if drawn.shape == value.shape:
+        return value
+    if is_table:
+        return torch.cat((value, value), 1)
+    other = drawn[:, : value.shape[1]] * SPREAD
+    return torch.cat((value / 2 + other, value / 2 - other), 1)
 
 
 def vocoder_of(directory: Path) -> HarmonicNetwork:
