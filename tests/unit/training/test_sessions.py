@@ -163,6 +163,27 @@ def test_noise_behind_questions_may_begin_late_and_end_early(tmp_path: Path) -> 
     assert 15 < quiet[1] < 30
 
 
+def test_after_some_answers_nobody_asks_for_a_long_time(tmp_path: Path) -> None:
+    longest: list[float] = []
+    for rested in (0.0, 0.5):
+        builder = SessionBuilder(
+            fake_corpus(tmp_path / str(rested)),
+            fake_answers(),
+            NoiseBank(1, count=1),
+            SessionRules(longest_pause_s=1.0, interrupted=0.0, rested=rested),
+        )
+        pauses = [
+            second.start_s - (first.first_unit + 1)
+            for number in range(40)
+            for first, second in pairwise(builder.draw((6, number)).asked)
+            if len(first.answer.split()) == 1
+        ]
+        assert pauses
+        longest.append(max(pauses))
+    assert longest[0] < 2.0
+    assert longest[1] > 4.0
+
+
 def test_a_share_of_the_questions_is_about_pictures(tmp_path: Path) -> None:
     corpus = fake_corpus(tmp_path)
     shares: list[float] = []

@@ -56,6 +56,10 @@ class SessionRules:
     signal_to_noise: tuple[float, float] = (4.0, 45.0)
     gain: tuple[float, float] = (-24.0, 2.0)
     longest_pause_s: float = 2.5
+    rested: float = 0.0
+    """Share of answers after which nobody asks for `rest_s` seconds. If another question always
+    follows soon, the model takes the noise that it hears instead for one."""
+    rest_s: tuple[float, float] = (2.0, 10.0)
     pictured: float = 0.0
     breath: float = 0.0
     """Share of questions that another question follows after `breath_s` seconds."""
@@ -201,7 +205,9 @@ class SessionBuilder:
             is_interruption = one.interrupted_unit >= 0
             start = free_s
             if not is_interruption and free_s >= one.end_s:
-                start += chance.uniform(0.1, rules.longest_pause_s)
+                is_rest = _happens(rules.rested, chance)
+                pause_s = rules.rest_s if is_rest else (0.1, rules.longest_pause_s)
+                start += chance.uniform(*pause_s)
 
     @property
     def _latest_s(self) -> float:

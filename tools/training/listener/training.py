@@ -65,7 +65,7 @@ USUAL = SessionRules(
     about_pictures=0.12,
 )
 """What happens in the sessions of training."""
-SEEING = replace(USUAL, signal_to_noise=(3.0, 26.0), pictured=0.75, about_pictures=0.4)
+SEEING = replace(USUAL, signal_to_noise=(3.0, 22.0), pictured=0.75, about_pictures=0.4, rested=0.3)
 """What happens in sessions of 16 units: more than a third of the questions are about a picture."""
 
 
