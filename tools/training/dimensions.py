@@ -62,11 +62,11 @@ def default_config(tokenizer: Tokenizer) -> dict[str, Any]:
         },
         "audio_config": config["audio_config"]
         | {
-            "d_model": 128,
+            "d_model": 256,
             "encoder_layers": 5,
             "num_hidden_layers": 5,
-            "encoder_attention_heads": 4,
-            "encoder_ffn_dim": 512,
+            "encoder_attention_heads": 8,
+            "encoder_ffn_dim": 1024,
             "max_source_positions": ENCODER_POSITIONS,
         },
         "tts_config": config["tts_config"]
