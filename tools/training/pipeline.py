@@ -96,7 +96,7 @@ class TrainingPlan:
     phrases: int = 8000
     talker_steps: int = 1000
     sound_steps: int = 300
-    steps: int = 1600
+    steps: int = 1500
     tower_steps: int = 1600
 
 
