@@ -1,4 +1,4 @@
-"""What a picture can show, and which pairs of a shape and a colour are for the evaluation only."""
+"""What a picture can show, and which pairs of a shape and a colour only the evaluation renders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD_OUT_PAIRS = (
     ("star", "blue"),
     ("cross", "red"),
 )
-"""Shapes that occur in these colours only in the evaluation."""
+"""Shapes that are rendered in these colours only for the evaluation."""
 
 
 @dataclass(frozen=True)
