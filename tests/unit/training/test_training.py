@@ -46,6 +46,8 @@ PLAN = ListenerPlan(
     noise_clips=1,
     is_mixed=False,
 )
+WIDER = {"d_model": 32, "encoder_attention_heads": 16, "encoder_ffn_dim": 128}
+"""An audio encoder of twice the width of the small one."""
 SCENES = [Scene(shape, colour, 1) for shape in SHAPES for colour in COLOURS]
 
 
@@ -177,7 +179,7 @@ def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
     ("size", "enlarged"),
     [
         ({"encoder_layers": 4}, with_new_layers),
-        ({"d_model": 32, "encoder_attention_heads": 16, "encoder_ffn_dim": 128}, widened),
+        (WIDER, widened),
     ],
 )
 def test_a_larger_encoder_computes_the_same_at_first(
@@ -203,8 +205,7 @@ def test_a_larger_encoder_computes_the_same_at_first(
 def test_equal_channels_of_a_wider_encoder_learn_different_things(
     config: dict[str, Any], networks: ListenerNetworks
 ) -> None:
-    size = {"d_model": 32, "encoder_attention_heads": 16, "encoder_ffn_dim": 128}
-    larger_config = config | {"audio_config": config["audio_config"] | size}
+    larger_config = config | {"audio_config": config["audio_config"] | WIDER}
     drawn = dict(ListenerNetworks.build(larger_config, seed=8, batch=2).tensors())
     made = widened(dict(networks.tensors()), drawn)["apm.layers.0.fc1.weight"]
     for first, second in (made.chunk(2, 0), made.chunk(2, 1)):

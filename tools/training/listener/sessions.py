@@ -73,7 +73,7 @@ class SessionRules:
     muted: float = 0.0
     """Share of sessions without questions in which the microphone is muted for a part."""
     broken: float = 0.0
-    """Share of sessions with questions in which the noise begins late and ends early."""
+    """Share of sessions with questions in which the noise begins late or ends early."""
     lone_noise: tuple[float, float] = (4.0, 45.0)
     """Decibels by which noise is below speech, in sessions without questions."""
     is_dense: bool = False
@@ -204,7 +204,7 @@ class SessionBuilder:
             free_s = self._answer(one, decisions, forced, chance, view)
             is_interruption = one.interrupted_unit >= 0
             start = free_s
-            if not is_interruption and free_s >= one.end_s:
+            if not is_interruption:
                 is_rest = _happens(rules.rested, chance)
                 pause_s = rules.rest_s if is_rest else (0.1, rules.longest_pause_s)
                 start += chance.uniform(*pause_s)
