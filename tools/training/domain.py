@@ -253,7 +253,8 @@ def draw_trained_exchange(chance: Random, *, sight_share: float) -> Exchange:
     The answer about a picture is the one without a picture. The share `LONG_SHARE` of the others
     are long sentences to refuse, as people say them who talk to each other; the share
     `MORE_NEAR_SHARE` of the rest are questions of `draw_near`, and `FIXED_SHARE` of the rest are
-    those of `draw_fixed`: a "hi" is so short that it takes more examples.
+    those of `draw_fixed`: a "hi" is so short that it takes more examples. Some
+    of these are about pictures, too.
     """
     if chance.random() < sight_share:
         return Exchange(*draw_question(chance), BLIND)

@@ -45,9 +45,9 @@ def load_bank(path: Path) -> PictureBank:
 def with_mixed_rows(bank: PictureBank, seed: int) -> PictureBank:
     """Return a bank of twice as many pictures: half of them have rows of different pictures.
 
-    A row tells the kind, the colour, the count or the digit of a picture (`tower.HEADS`). If each
-    row of a picture is from another one, the LLM must read each property in its own row. So it
-    reads pairs of a shape and a colour that no picture of training shows.
+    A row tells the kind, the colour, the count or the digit of a picture (`tower.HEADS`). Kind and
+    digit are those of one picture, colour and count those of two others: so the LLM must read each
+    in its own row. It then reads pairs of a shape and a colour that training does not render.
     """
     chance = Random(f"{seed} rows")
     shapes = [n for n, scene in enumerate(bank.scenes) if scene.shape in SHAPES]
