@@ -25,6 +25,7 @@ from training.listener.sessions import (
     LAG_S,
     NOTICED_S,
     PAUSE_S,
+    WORD_DELAY_S,
     Session,
     SessionBuilder,
     SessionRules,
@@ -122,6 +123,22 @@ def test_answer_ends_early_only_after_an_interruption_that_is_heard(busy: list[S
     assert cut > 20
 
 
+def test_question_that_cuts_no_answer_begins_after_it(tmp_path: Path) -> None:
+    rules = SessionRules(interrupted=1.0)
+    answers = fake_answers()
+    builder = SessionBuilder(fake_corpus(tmp_path), answers, NoiseBank(1, count=1), rules)
+    following = [
+        (first, second)
+        for number in range(80)
+        for first, second in pairwise(builder.draw((7, number)).asked)
+        if first.answer
+    ]
+    whole = [pair for pair in following if pair[0].interrupted_unit < 0]
+    assert 20 < len(whole) < len(following)
+    for first, second in whole:
+        assert second.start_s > first.first_unit + len(answers[first.answer].units)
+
+
 def test_interruptions_often_ask_for_silence(busy: list[Session]) -> None:
     following = [
         second.answer
@@ -212,8 +229,9 @@ def test_sound_is_labelled_where_it_is(sessions: list[Session]) -> None:
         assert len(session.phonemes) == 50 * len(session.decisions)
         assert len(session.words) == 10 * len(session.decisions)
         assert session.words.any()
-        words = sum(len(one.utterance.words) for one in session.asked)
-        assert 0 < session.begins.sum() <= words
+        starts = [mark for one in session.asked for mark in one.start_s + one.utterance.words[:, 0]]
+        end_s = len(session.decisions) - LAG_S - WORD_DELAY_S
+        assert session.begins.sum() == sum(start <= end_s for start in starts)
         changed = np.flatnonzero(np.diff(session.words)) + 1
         named = changed[session.words[changed] != 0]
         assert session.begins[named].all()

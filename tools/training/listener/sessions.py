@@ -271,7 +271,8 @@ class SessionBuilder:
             # One that begins earlier is a second question in the same breath.
             begin_s = max(begin_s, one.end_s + PAUSE_S)
             self._write(one, decisions, first, begin_s)
-            return begin_s
+            if one.interrupted_unit >= 0:
+                return begin_s
         self._write(one, decisions, first, None)
         return max(first + count + 0.1, one.end_s + PAUSE_S)
 
