@@ -51,7 +51,7 @@ def tiles() -> list[SeenTile]:
     return draw_tiles(PLAN.pictures, "test", RULES)
 
 
-def test_held_out_pairs_of_shape_and_colour_are_only_in_the_evaluation() -> None:
+def test_only_the_evaluation_renders_held_out_pairs_of_shape_and_colour() -> None:
     chance = Random(1)
     trained = {(one.shape, one.colour) for one in (draw_scene(chance) for _ in range(3000))}
     judged = [draw_scene(chance, held_out=True) for _ in range(300)]

@@ -27,8 +27,12 @@ AUDIO, VOICE, PICTURE = -1, -2, -3
 """Placeholders for ids in rows that hold embeddings: of the session's audio, of a voice, or of a
 picture."""
 IGNORED = -100
-LISTEN_WEIGHT = 0.7
-"""Weight of listening decisions in the loss. It is below 1, because they are frequent and easy."""
+LISTEN_WEIGHT, START_WEIGHT = 1.5, 0.25
+"""Weights in the loss: of decisions to listen, and of those to begin an answer.
+
+An answer to nobody is worse than one that begins a unit late. So the model should begin only if a
+question is six times as likely as none.
+"""
 CUT_SHARE = 0.15
 MOST_CUT_UNITS = 6
 COMMON_PROMPTS = ("You are a helpful assistant.", "Streaming Omni Conversation.")
@@ -107,7 +111,7 @@ def _write_decision(made: TokenRow, decision: Decision, vocabulary: Vocabulary) 
     if not decision.speaks:
         made.choose(vocabulary.listen, LISTEN_WEIGHT)
         return
-    made.choose(vocabulary.speak)
+    made.choose(vocabulary.speak, START_WEIGHT if decision.is_start else 1.0)
     for token in vocabulary.words(decision.words, is_start=decision.is_start):
         made.choose(token)
     if decision.ends_turn:

@@ -59,13 +59,13 @@ USUAL = SessionRules(
     told_to_stop=0.3,
     long_answers=0.2,
     muted=0.3,
-    broken=0.3,
+    broken=0.5,
     lone_noise=(-8.0, 30.0),
     pictured=0.5,
     about_pictures=0.12,
 )
 """What happens in the sessions of training."""
-SEEING = replace(USUAL, signal_to_noise=(3.0, 22.0), pictured=0.75, about_pictures=0.4, rested=0.3)
+SEEING = replace(USUAL, signal_to_noise=(3.0, 22.0), pictured=0.75, about_pictures=0.4, rested=0.4)
 """What happens in sessions of 16 units: more than a third of the questions are about a picture, and
 after some answers nobody asks for a while."""
 
@@ -83,8 +83,8 @@ class ListenerPlan:
     `decay_share` of the second stage the rate falls to zero. Every step of the second stage also
     trains on `chats` typed chats.
 
-    If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
-    gives only nearly the same weights.
+    If `is_mixed`, the networks and Muon compute in bfloat16 where the CPU can. Then a run that is
+    resumed gives only nearly the same weights.
     """
 
     seed: int = 1

@@ -35,5 +35,5 @@ class Scene:
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Return whether a scene is for the evaluation only."""
+    """Return whether only the evaluation renders a scene."""
     return (scene.shape, scene.colour) in HELD_OUT_PAIRS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -45,9 +45,9 @@ def load_bank(path: Path) -> PictureBank:
 def with_mixed_rows(bank: PictureBank, seed: int) -> PictureBank:
     """Return a bank of twice as many pictures: half of them have rows of different pictures.
 
-    A row tells the kind, the colour, the count or the digit of a picture (`tower.HEADS`). Kind and
-    digit are those of one picture, colour and count those of two others: so the LLM must read each
-    in its own row. It then reads pairs of a shape and a colour that training does not render.
+    A row tells the kind, the colour, the count or the digit of a picture (`tower.HEADS`). Each is
+    that of another picture: so the LLM must read it in its own row. It then reads pairs of a shape
+    and a colour that training does not render. Rows of shapes and rows of digits are never mixed.
     """
     chance = Random(f"{seed} rows")
     shapes = [n for n, scene in enumerate(bank.scenes) if scene.shape in SHAPES]
@@ -55,12 +55,16 @@ def with_mixed_rows(bank: PictureBank, seed: int) -> PictureBank:
     scenes, sources = list[Scene](), list[tuple[int, int, int, int]]()
     for _ in bank.scenes:
         group = digits if digits and chance.random() < len(digits) / len(bank) else shapes
-        kind, colour, count = (chance.choice(group) for _ in range(3))
-        first = bank.scenes[kind]
+        kind, colour, count, digit = (chance.choice(group) for _ in range(4))
         scenes.append(
-            replace(first, colour=bank.scenes[colour].colour, count=bank.scenes[count].count)
+            Scene(
+                shape=bank.scenes[kind].shape,
+                colour=bank.scenes[colour].colour,
+                count=bank.scenes[count].count,
+                digit=bank.scenes[digit].digit,
+            )
         )
-        sources.append((kind, colour, count, kind))
+        sources.append((kind, colour, count, digit))
     rows = torch.tensor(sources)
     parts = [bank.embeds[rows[:, place], :, place] for place in range(bank.embeds.shape[2])]
     return PictureBank([*bank.scenes, *scenes], torch.cat((bank.embeds, torch.stack(parts, 2))))
