@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from training.optimisers import Optimisers, rate_factor
+from training.optimisers import Optimisers, orthogonalised, rate_factor
 
 
 def test_rate_rises_and_ends_at_zero() -> None:
@@ -25,3 +26,15 @@ def test_only_matrices_that_are_no_tables_have_a_momentum() -> None:
     made.step(matrix.sum() + table.sum() + bias.sum() + added.sum(), 1.0)
     for tensor in (matrix, table, bias, added):
         assert not torch.equal(tensor, torch.ones_like(tensor))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.35), (torch.bfloat16, 0.4)])
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
+def test_orthogonalised_matrix_has_nearly_equal_singular_values(
+    shape: tuple[int, int], dtype: torch.dtype, most: float
+) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    found = orthogonalised(matrix, dtype)
+    assert found.shape == shape
+    values = torch.linalg.svdvals(found.float())
+    assert (values - 1).abs().max() < most

@@ -220,7 +220,11 @@ def test_sessions_lack_bands_of_their_features() -> None:
     counts = [int(session.sum()) for session in is_masked]
     assert 10 < counts.count(0) < 30
     assert 0 < max(counts) <= 2 * WIDEST_MASK
-    assert masked[is_masked.any(1)].std() < features.std()
+    for session, bands in zip(masked, is_masked, strict=True):
+        if not bands.any():
+            continue
+        # Each band is constant; two bands that touch look like one.
+        assert len(session[..., bands].unique()) <= 2
 
 
 def test_each_process_is_called_with_its_own_number(

@@ -19,7 +19,8 @@ from duplane.worker.models.minicpm_o.vocoder.harmonic import (
 from training.torch_calls import load_weights
 
 TOKENIZER_FILE = "tokenizer.json"
-LISTENER = ("llm.", "apm.", "audio_projection_layer.")
+ENCODER = ("apm.", "audio_projection_layer.")
+LISTENER = ("llm.", *ENCODER)
 TALKER, VISION = ("tts.",), ("vpm.", "resampler.")
 ADDED = "apm.layers."
 OUTPUTS = tuple(f"{layer}.{kind}" for layer in ("out_proj", "fc2") for kind in ("weight", "bias"))
@@ -80,13 +81,14 @@ def with_new_layers(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) ->
 def widened(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, for an audio encoder that is twice as wide as its own.
 
-    Each channel becomes two. A layer that reads both has half of the weight for each, plus and
-    minus a random number: so the encoder computes the same, and the two learn different things.
-    `drawn` has the tensors of the new encoder, with random weights.
+    It has twice as many heads of the same size. Each channel becomes two. A layer that reads both
+    has half of the weight for each, plus and minus a random number: so the encoder computes the
+    same, and the two learn different things. `drawn` has the tensors of the new encoder, with
+    random weights.
     """
     return {
         name: _widened(value, drawn[name], is_table=name.endswith(POSITIONS))
-        if name in drawn and drawn[name].shape != value.shape
+        if name.startswith(ENCODER) and drawn[name].shape != value.shape
         else value
         for name, value in found.items()
     }
