@@ -16,6 +16,8 @@ from training.listener.noises import NoiseBank
 from training.listener.sequences import (
     AUDIO,
     IGNORED,
+    LISTEN_WEIGHT,
+    START_WEIGHT,
     Batch,
     chat_sequence,
     session_sequence,
@@ -139,6 +141,24 @@ def test_question_that_cuts_no_answer_begins_after_it(tmp_path: Path) -> None:
         assert second.start_s > first.first_unit + len(answers[first.answer].units)
 
 
+def test_question_with_a_request_for_silence_in_its_breath_is_not_answered(
+    tmp_path: Path,
+) -> None:
+    rules = SessionRules(breath=1.0, noisy=0.0, echoing=0.0)
+    corpus = fake_corpus(tmp_path, count=300)
+    builder = SessionBuilder(corpus, fake_answers(), NoiseBank(1, count=1), rules)
+    pairs = [
+        (first, second)
+        for number in range(300)
+        for first, second in pairwise(builder.draw((8, number)).asked)
+        if not second.answer and second.start_s < first.end_s + PAUSE_S
+    ]
+    assert len(pairs) > 5
+    for first, second in pairs:
+        heard_s = first.first_unit + 1 - LAG_S
+        assert first.first_unit < 0 or heard_s <= second.start_s + HEARD_S
+
+
 def test_interruptions_often_ask_for_silence(busy: list[Session]) -> None:
     following = [
         second.answer
@@ -251,6 +271,12 @@ def test_sequence_has_each_unit_as_the_worker_feeds_it(
         if target != IGNORED
     ]
     assert all(token == target for token, target in chosen)
+    pairs = list(zip(row.targets, row.weights, strict=True))
+    decisions = session.decisions[row.first_unit :]
+    listens = [weight for target, weight in pairs if target == vocabulary.listen]
+    speaks = [weight for target, weight in pairs if target == vocabulary.speak]
+    assert listens == [LISTEN_WEIGHT] * len(listens)
+    assert speaks == [START_WEIGHT if one.is_start else 1.0 for one in decisions if one.speaks]
     assert vocabulary.unit_end not in {target for _, target in chosen}
 
 

@@ -30,8 +30,8 @@ IGNORED = -100
 LISTEN_WEIGHT, START_WEIGHT = 1.5, 0.25
 """Weights in the loss: of decisions to listen, and of those to begin an answer.
 
-An answer to nobody is worse than one that begins a unit late. So the model should begin only if a
-question is six times as likely as none.
+An answer to nobody is worse than one that begins late. So listening and beginning are equally
+likely to the model where a question is six times as likely as none.
 """
 CUT_SHARE = 0.15
 MOST_CUT_UNITS = 6

@@ -36,11 +36,12 @@ FORCED_UNITS = 3
 HEARD_S = 0.1
 """Seconds of a second question from which the model hears that the user goes on."""
 LONG_WORDS = 7
-"""Answers with at least this many words are long enough to be interrupted early."""
+"""Answers with at least this many words are long; `long_answers` draws their questions."""
 _REST_DB = (-60.0, -20.0)
 """Decibels of a noise before it begins and after it ends, relative to the noise."""
 EARLY_S = (0.8, 1.7)
-"""Seconds after the start of an answer in which half of all interruptions begin."""
+"""Seconds after the start of an answer in which half of all interruptions begin, if some ask for
+silence."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class SessionRules:
     """Share of questions that another question follows after `breath_s` seconds."""
     breath_s: tuple[float, float] = (0.06, 0.6)
     told_to_stop: float = 0.0
-    """Share of interruptions that ask for silence; all others are drawn from all questions."""
+    """Share of interruptions that ask for silence; all others are drawn from all questions. If it
+    is not 0, half of all interruptions begin within `EARLY_S`."""
     long_answers: float = 0.0
     """Share of questions that are drawn from those with long answers."""
     about_pictures: float = 0.0
@@ -232,12 +234,15 @@ class SessionBuilder:
     ) -> None:
         """Answer the first of two questions in one breath.
 
-        If the model hears the second question before it would answer, it answers both after it.
-        Else the second question interrupts the answer.
+        If the model hears the second question before it would answer, it answers both after it, or
+        none if the second one asks for silence. Else the second question interrupts the answer.
         """
         first = _first_unit(one.end_s, decisions, forced)
         is_before = first + 1 - LAG_S <= second.start_s + HEARD_S
         if not is_before:
+            if not second.answer:
+                one.answer = ""
+                return
             first = _first_unit(second.end_s, decisions, forced)
         one.answer = self._seen_answer(one, first, view)
         self._write(one, decisions, first, second.start_s if is_before else None)
@@ -266,7 +271,7 @@ class SessionBuilder:
         if count > 1 and chance.random() < self.rules.interrupted:
             # An interruption: the next question begins before the end of the answer.
             begin_s = first + chance.uniform(0.3, count - 0.2)
-            if count > EARLY_S[1] and self.rules.told_to_stop and chance.random() < 0.5:
+            if self.rules.told_to_stop and chance.random() < 0.5:
                 begin_s = first + chance.uniform(*EARLY_S)
             # One that begins earlier is a second question in the same breath.
             begin_s = max(begin_s, one.end_s + PAUSE_S)
@@ -361,7 +366,7 @@ def _first_unit(end_s: float, decisions: Sequence[Decision], forced: int) -> int
 
 
 def _happens(share: float, chance: np.random.Generator) -> bool:
-    """Draw an event. One that never happens draws nothing: older seeds give the same sessions."""
+    """Draw an event. A share of 0 draws nothing, so a rule that is off changes no session."""
     return share > 0.0 and chance.random() < share
 
 
