@@ -28,7 +28,10 @@ from training.listener.training import (
     ListenerTraining,
     mask_bands,
 )
+from training.optimisers import WEIGHT_DECAY
+from training.torch_calls import load_tensors
 from training.vision.scenes import COLOURS, SHAPES, Scene
+from training.vision.tower import HEADS
 from training.vision.views import PictureBank
 from training.vocabulary import Vocabulary
 
@@ -153,11 +156,15 @@ def test_interrupted_run_continues_to_the_same_weights(
     assert any(name.startswith("apm.conv1") for name in changed)
 
 
+def heads_in(path: Path) -> dict[str, Tensor]:
+    return load_tensors(path)["modules"]["heads."]
+
+
 def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
     config: dict[str, Any], vocabulary: Vocabulary, bank: PictureBank, tmp_path: Path
 ) -> None:
     corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
-    plan = replace(PLAN, head_steps=2)
+    plan = replace(PLAN, head_steps=2, chats=8)
     start = dict(
         ListenerTraining(
             config, vocabulary, corpus, answers, replace(plan, seed=9), bank, tmp_path / "other.pt"
@@ -167,7 +174,17 @@ def test_run_that_begins_with_weights_first_trains_only_its_output_layers(
         config, vocabulary, corpus, answers, plan, bank, tmp_path / "state.pt"
     )
     training.networks.load(start)
+    training.save()
+    drawn = heads_in(tmp_path / "state.pt")
     training.run(stop_at=2)
+    learned = heads_in(tmp_path / "state.pt")
+    kinds = HEADS["kind"]
+    colours = slice(kinds, kinds + HEADS["colour"])
+    for name in ("phonemes.bias", "words.bias", "begins.bias"):
+        assert not torch.equal(learned[name], drawn[name]), name
+    moved = (learned["seen.output.1.bias"] - drawn["seen.output.1.bias"]).abs()
+    # Only pictures have a colour. The decay alone moves a weight by less.
+    assert moved[colours].min() > 10 * plan.rate * WEIGHT_DECAY
     for name, value in training.networks.tensors():
         assert torch.equal(value, start[name]), name
     training.run()

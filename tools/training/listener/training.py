@@ -298,6 +298,8 @@ class ListenerTraining:
             "seen": seen,
         }
         if is_for_heads:
+            # These sessions have no pictures.
+            losses["seen in chats"] = self._chat_losses(chance, is_for_heads=True)[1]
             return losses
         if not builder.rules.is_dense:
             losses["text"] = text_loss(self.networks.llm, hidden, batch)
@@ -318,14 +320,15 @@ class ListenerTraining:
         targets = torch.tensor(np.concatenate([one.phonemes for one in sessions]))
         return functional.cross_entropy(self._heads["phonemes"](states).flatten(0, 1), targets)
 
-    def _chat_losses(self, chance: Random) -> tuple[Tensor, Tensor]:
+    def _chat_losses(self, chance: Random, *, is_for_heads: bool = False) -> tuple[Tensor, Tensor]:
         """Return the losses of answers, and of what is seen."""
         rows = [
             draw_chat(chance, self.vocabulary, self._bank) for _ in self._share(self.plan.chats)
         ]
         batch, llm = Batch.of(rows), self.networks.llm
         table = embed(llm, batch, rows, self._bank, chance)
-        hidden = decode(llm, table, is_mixed=self.plan.is_mixed)
+        with torch.set_grad_enabled(not is_for_heads):
+            hidden = decode(llm, table, is_mixed=self.plan.is_mixed)
         return text_loss(llm, hidden, batch), SEEN_WEIGHT * self._seen.loss(batch, rows)
 
     def save(self) -> None:
