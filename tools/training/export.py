@@ -22,7 +22,7 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import RULES_FILE
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.dimensions import GENERATION, PREPROCESSING
-from training.listener.starting import LISTENER
+from training.listener.starting import LISTENER, TOKENIZER_FILE
 from training.torch_calls import load_weights
 
 
@@ -47,8 +47,12 @@ def write_checkpoint(
 def mix_checkpoints(directory: Path, first: Path, second: Path, share: float) -> None:
     """Write the checkpoint `second`, with a listener between that of `first` and its own.
 
-    A `share` of 0 is `first`, 1 is `second`. Raises ValueError if they have different tensors.
+    A `share` of 0 is `first`, 1 is `second`. Raises ValueError if they have different tensors, or
+    different tokenizers.
     """
+    texts = [(path / TOKENIZER_FILE).read_bytes() for path in (first, second)]
+    if texts[0] != texts[1]:
+        raise ValueError(f"{first} and {second} have different tokenizers")
     before, after = (load_weights(path / SINGLE_FILE) for path in (first, second))
     if {name: value.shape for name, value in before.items()} != {
         name: value.shape for name, value in after.items()

@@ -9,13 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training.export import mix_checkpoints
+from training.listener.starting import TOKENIZER_FILE
 
 NAME = "llm.model.norm.weight"
 
 
-def checkpoint(directory: Path, value: float, **other: torch.Tensor) -> Path:
+def checkpoint(directory: Path, value: float, tokenizer: str = "{}", **other: torch.Tensor) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(f'{{"value": {value}}}')
+    (directory / TOKENIZER_FILE).write_text(tokenizer)
     tensors = {NAME: torch.full((3,), value, dtype=torch.float16), **other}
     save_file(tensors, directory / "model.safetensors")
     return directory
@@ -42,5 +44,13 @@ def test_checkpoints_with_other_tensors_are_refused(tmp_path: Path) -> None:
     first = checkpoint(tmp_path / "first", 1.0)
     second = checkpoint(tmp_path / "second", 5.0, other=torch.zeros(2))
     with pytest.raises(ValueError, match="different tensors"):
+        mix_checkpoints(tmp_path / "made", first, second, 0.5)
+    assert not (tmp_path / "made").exists()
+
+
+def test_checkpoints_with_other_tokenizers_are_refused(tmp_path: Path) -> None:
+    first = checkpoint(tmp_path / "first", 1.0)
+    second = checkpoint(tmp_path / "second", 5.0, '{"other": 1}')
+    with pytest.raises(ValueError, match="different tokenizers"):
         mix_checkpoints(tmp_path / "made", first, second, 0.5)
     assert not (tmp_path / "made").exists()
