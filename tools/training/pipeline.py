@@ -17,6 +17,7 @@ import orjson
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from duplane.tools.command import UsageError
 from duplane.worker.models.minicpm_o.vision.encoder import Vision
 from duplane.worker.models.minicpm_o.vision.siglip import VisionConfig
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
@@ -43,7 +44,7 @@ from training.vision.stage import (
     train_tower,
 )
 from training.vision.tower import TowerPlan
-from training.vision.views import save_bank
+from training.vision.views import save_bank, tower_of
 from training.vocabulary import Vocabulary, build_tokenizer
 from training.voice.codec import all_features, encode, fit_table
 from training.voice.phrases import draw_phrases, held_out_answers
@@ -80,7 +81,7 @@ class TrainingPlan:
     `phrases_folder` has the phrases of the stage "speak", `recordings` has words that people
     speak, `rooms` has recordings of rooms; each may be absent. The listener begins with the weights
     of the checkpoint `start`, or with random weights. The other parts of `start` stay; its tower is
-    trained for `tower_steps` more steps.
+    trained for `tower_steps` more steps. Raises UsageError if a process would have no sessions.
     """
 
     seed: int = 1
@@ -98,6 +99,10 @@ class TrainingPlan:
     sound_steps: int = 300
     steps: int = 1500
     tower_steps: int = 1600
+
+    def __post_init__(self) -> None:
+        if self.processes > ListenerPlan.batch:
+            raise UsageError(f"processes is {self.processes}, must be at most {ListenerPlan.batch}")
 
 
 @dataclass(frozen=True)
@@ -161,17 +166,18 @@ def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
     start = path_of(plan.start)
     known = None if start is None else tensors_of(start, VISION, tokenizer)
     if known is None or plan.tower_steps:
-        tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
+        stage = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
         if known is not None:
-            tower = replace(tower, **CONTINUED_TOWER)
-        vision = train_tower(workspace, config, tower, print_progress, known)
+            stage = replace(stage, **CONTINUED_TOWER)
+        vision = train_tower(workspace, config, stage, print_progress, known)
     else:
         vision = Vision(VisionConfig.from_json(config), RULES)
         vision.load_state_dict(known)
-    if not (workspace / BANK).exists():
+    tower = digest_of(vision.state_dict())
+    if tower_of(workspace / BANK) != tower:
         print_progress("encoding pictures")
         bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)
-        save_bank(bank, workspace / BANK)
+        save_bank(bank, workspace / BANK, tower)
     return vision
 
 

@@ -63,6 +63,8 @@ def test_only_the_evaluation_renders_held_out_pairs_of_shape_and_colour() -> Non
 
 
 def test_no_font_is_on_both_sides() -> None:
+    if not fonts(held_out=True):
+        pytest.skip("there are no fonts of the families that pictures use")
     assert not set(fonts(held_out=True)) & set(fonts(held_out=False))
 
 
@@ -157,16 +159,20 @@ def test_bank_has_what_the_worker_encodes(tiles: list[SeenTile]) -> None:
 
 
 def test_mixed_rows_show_what_their_pictures_show() -> None:
-    """Each row of these pictures names the property that it stands for."""
+    """Each row of these pictures names the property that it stands for, and its picture."""
     scenes = [draw_scene(Random(number)) for number in range(60)]
     targets = torch.tensor([labels(scene) for scene in scenes]).float()
-    bank = PictureBank(scenes, targets[:, None, :, None].expand(-1, 2, -1, 3))
+    sources = torch.arange(60.0)[:, None].expand_as(targets)
+    bank = PictureBank(scenes, torch.stack((targets, sources), -1)[:, None].expand(-1, 2, -1, -1))
     mixed = with_mixed_rows(bank, 1)
     assert list(mixed.scenes[:60]) == scenes
     assert torch.equal(mixed.embeds[:60], bank.embeds)
     for scene, rows in zip(mixed.scenes[60:], mixed.embeds[60:], strict=True):
-        assert rows[0, :, 0].tolist() == list(labels(scene))
+        # A picture without a digit has no label for it: any row may tell the digit.
+        wanted = [one for one in labels(scene) if one != IGNORED]
+        assert rows[0, : len(wanted), 0].tolist() == wanted
         assert scene.shape != NOTHING
+    assert any(len(set(rows[0, :, 1].tolist())) == 4 for rows in mixed.embeds[60:])
     assert any(one.digit >= 0 for one in mixed.scenes[60:])
     assert any((one.shape, one.colour) in HELD_OUT_PAIRS for one in mixed.scenes[60:])
 

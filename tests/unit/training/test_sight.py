@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 from support.training import fake_answers, fake_corpus, small_config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
 from duplane.worker.models.chat import (
@@ -43,7 +46,7 @@ from training.vision.pictures import draw_picture
 from training.vision.questions import BLIND, QUESTIONS, answer_about
 from training.vision.scenes import COLOURS, SHAPES, Scene
 from training.vision.tower import HEADS, labels
-from training.vision.views import PictureBank, load_bank, save_bank
+from training.vision.views import PictureBank, load_bank, save_bank, tower_of
 from training.vocabulary import Vocabulary
 
 SCENES = [Scene(shape, colour, 1) for shape in SHAPES for colour in COLOURS]
@@ -161,16 +164,23 @@ def test_chat_answers_about_its_latest_picture(vocabulary: Vocabulary) -> None:
 
 def test_pictures_are_read_as_they_were_written(tmp_path: Path) -> None:
     bank = PictureBank(SCENES, torch.randn(len(SCENES), 2, PICTURE_ROWS, 4).half().float())
-    save_bank(bank, tmp_path / "bank.pt")
+    assert tower_of(tmp_path / "bank.pt") is None
+    save_bank(bank, tmp_path / "bank.pt", "a digest")
+    assert tower_of(tmp_path / "bank.pt") == "a digest"
     found = load_bank(tmp_path / "bank.pt")
     assert found.scenes == SCENES
     assert torch.equal(found.embeds, bank.embeds)
 
 
-def test_known_tokens_keep_their_rows_in_another_tokenizer(vocabulary: Vocabulary) -> None:
-    after = vocabulary.tokenizer
-    table = torch.randn(after.get_vocab_size(), 4)
-    torch.testing.assert_close(moved_table(table, after, after), table)
+def test_known_tokens_keep_their_rows_in_another_tokenizer() -> None:
+    before = Tokenizer(WordLevel({"what": 0, "do": 1, "see": 2, "?": 3}, unk_token="?"))
+    before.pre_tokenizer = Whitespace()
+    after = Tokenizer(WordLevel({"see": 0, "what do": 1, "what": 2, "?": 3}, unk_token="?"))
+    table = torch.randn(4, 8)
+    moved = moved_table(table, before, after)
+    known = [2, 0, 3]
+    torch.testing.assert_close(moved[[0, 2, 3]], table[known])
+    torch.testing.assert_close(moved[1], (table[0] + table[1]) / 2)
 
 
 def test_each_unit_and_answer_must_name_the_picture_that_is_seen(vocabulary: Vocabulary) -> None:

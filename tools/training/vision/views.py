@@ -30,10 +30,15 @@ class PictureBank:
         return len(self.scenes)
 
 
-def save_bank(bank: PictureBank, path: Path) -> None:
-    """Write encoded pictures, in half precision."""
+def save_bank(bank: PictureBank, path: Path, tower: str) -> None:
+    """Write encoded pictures in half precision, and the digest of the tower that encoded them."""
     scenes = [astuple(scene) for scene in bank.scenes]
-    save_tensors({"scenes": scenes, "embeds": bank.embeds.half()}, path)
+    save_tensors({"scenes": scenes, "embeds": bank.embeds.half(), "tower": tower}, path)
+
+
+def tower_of(path: Path) -> str | None:
+    """Return the digest of the tower that encoded the pictures of a file, if there is one."""
+    return load_tensors(path)["tower"] if path.exists() else None
 
 
 def load_bank(path: Path) -> PictureBank:
