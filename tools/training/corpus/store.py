@@ -92,8 +92,12 @@ class Recorded:
 
 
 def write_corpus(folder: Path, recorded: list[Recorded], words: list[str]) -> None:
-    """Write utterances. Each of `words` has its own number; all other words share one."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write utterances. Each of `words` has its own number; all other words share one.
+
+    The folder has its name only when it is complete.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
     names = sorted({name for one in recorded for _, name in one.phonemes} - {""})
     word_numbers = {word: number for number, word in enumerate(words, start=1)}
     phoneme_numbers = {name: number for number, name in enumerate(names, start=1)}
@@ -111,8 +115,8 @@ def write_corpus(folder: Path, recorded: list[Recorded], words: list[str]) -> No
         tables[f"{name}s"] = np.array(pairs, np.float32).reshape(-1, 2)
         tables[f"{name}_bounds"] = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
     whole = np.concatenate([(one.samples * SCALE).astype(np.int16) for one in recorded])
-    np.save(folder / SAMPLES, whole)
-    np.savez(folder / TABLES, allow_pickle=False, **tables)
+    np.save(part / SAMPLES, whole)
+    np.savez(part / TABLES, allow_pickle=False, **tables)
     texts = {
         "exchanges": [
             (one.exchange.kind, one.exchange.question, one.exchange.answer) for one in recorded
@@ -121,7 +125,8 @@ def write_corpus(folder: Path, recorded: list[Recorded], words: list[str]) -> No
         "phonemes": ["", *names],
         "words": ["", *words, "?"],
     }
-    (folder / TEXTS).write_bytes(orjson.dumps(texts))
+    (part / TEXTS).write_bytes(orjson.dumps(texts))
+    part.rename(folder)
 
 
 def write_noises(folder: Path, noises: Sequence[FloatArray]) -> None:
