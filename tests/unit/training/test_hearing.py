@@ -72,8 +72,8 @@ def tone(hertz: float, duration_s: float) -> FloatArray:
 class ScriptedRunner:
     """Acts as a model that counts to ten, in the unit in which the first try expects it.
 
-    It stops in the unit `stops_in` if the sound there differs from that without interruption; it is
-    deaf to interruptions if this is None.
+    It stops in the unit in which an interruption can be noticed if the sound has one, or never if
+    it `is_deaf`.
     """
 
     def __init__(self, drawn: Sequence[Try], *, is_deaf: bool) -> None:
@@ -82,8 +82,11 @@ class ScriptedRunner:
 
     async def sessions(self, inputs: Sequence[SessionInput]) -> list[list[Answered]]:
         """Return the outputs for the tries, then for the tries without interruption."""
-        heard = [self._units(one, is_cut=not self._is_deaf) for one in self._tries]
-        return [*heard, *(self._units(one, is_cut=False) for one in self._tries)][: len(inputs)]
+        found: list[list[Answered]] = []
+        for given in inputs:
+            one = next(one for one in self._tries if given is one.given or given is one.alone)
+            found.append(self._units(one, is_cut=given is one.given and not self._is_deaf))
+        return found
 
     async def chats(self, inputs: Sequence[ChatInput]) -> list[str]:
         """Answer no chats."""

@@ -40,7 +40,7 @@ def _hum(duration_s: float) -> FloatArray:
 
 
 class Guesser:
-    """Answers every question of a session in the unit after the third, and every chat, alike."""
+    """Answers alike: each session in the unit before its last, and each chat."""
 
     def __init__(self, answer: str) -> None:
         self._answer = answer
