@@ -208,8 +208,9 @@ def evaluate(
 ) -> int:
     """Measure the turns, answers and speech of a default model.
 
-    espeak-ng and flite must be installed; pocketsphinx is optional. The questions have voices,
-    accents and sentences that do not occur in training. Conversations run faster than real time.
+    espeak-ng and flite must be installed; pocketsphinx is optional. The questions have voices
+    and accents that do not occur in training; digits to repeat and unknown words are new, too.
+    Conversations run faster than real time.
 
     Parameters
     ----------
@@ -280,8 +281,8 @@ def speak(
 ) -> None:
     """Speak questions of training with Kokoro and festival, a stage of the corpus.
 
-    A run that was stopped can be continued. Prints the CPU time of each phrase. `train` does not
-    use these phrases.
+    A run that was stopped can be continued. Prints the mean CPU time of a new phrase for each
+    synthesiser, and the folder of the phrases, which is `--phrases` of `train`.
 
     Parameters
     ----------

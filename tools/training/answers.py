@@ -39,11 +39,6 @@ class Spoken:
     units: tuple[tuple[str, ...], ...]
     samples: FloatArray
 
-    @property
-    def code_count(self) -> int:
-        """The number of speech tokens."""
-        return len(self.samples) // CODE_SAMPLES
-
 
 def speak_answer(text: str) -> Spoken:
     """Synthesise an answer in the assistant's voice.

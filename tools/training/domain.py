@@ -1,7 +1,7 @@
 """The questions that the default model is trained on, and its answers.
 
 Questions and answers are lower-case words without punctuation. Questions contain numbers up
-to ten, answers up to eighteen.
+to ten, except questions to refuse; answers contain numbers up to eighteen.
 """
 
 from __future__ import annotations
@@ -136,9 +136,7 @@ def _count(chance: Random) -> Exchange:
 
 def _colour(chance: Random) -> Exchange:
     thing = chance.choice(list(COLOURS))
-    verb = "are" if thing.endswith("s") and thing != "grass" else "is"
-    answer = f"the {thing} {verb} {COLOURS[thing]}"
-    return Exchange("colour", f"what colour {verb} the {thing}", answer)
+    return Exchange("colour", f"what colour is the {thing}", f"the {thing} is {COLOURS[thing]}")
 
 
 def _stop(chance: Random) -> Exchange:
@@ -193,8 +191,8 @@ def _large_sum(chance: Random, *, held_out: bool) -> str:
 def draw_near(chance: Random, *, held_out: bool = False) -> Exchange:
     """Draw a question that the model refuses, though it resembles questions of the domain.
 
-    With `held_out`, the sums, and the things whose colour is asked, do not occur in training. Other
-    numbers are the same in both.
+    With `held_out`, the sums, the words to repeat, and the things whose colour is asked do not
+    occur in training. Other numbers are the same in both.
     """
     things, words = _OTHER_THINGS, TRAINED_WORDS
     if held_out:

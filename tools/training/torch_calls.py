@@ -76,7 +76,7 @@ class PreciseAttention(TorchFunctionMode):
 def mixed_precision(*, is_allowed: bool) -> Generator[None]:
     """Run matrix products in bfloat16 if this is allowed and the CPU has instructions for them.
 
-    Weights, optimisers and attention remain in float32.
+    Weights and attention remain in float32.
     """
     if not (is_allowed and has_bfloat16(torch.device("cpu"))):
         yield

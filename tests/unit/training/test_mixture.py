@@ -247,7 +247,7 @@ def test_questions_to_refuse_lack_the_words_that_judge() -> None:
         assert not (words[0] in DIGITS[1:] and words[1:2] == ["plus"] and words[2] in DIGITS[1:])
 
 
-def test_echo_of_a_distant_talker_is_louder_than_the_direct_sound() -> None:
+def test_echo_of_a_distant_talker_is_louder_and_decays_later() -> None:
     click = np.zeros(RATE, np.float32)
     click[0] = 1.0
     for seed in range(20):

@@ -40,8 +40,8 @@ PER_TASK = 250
 class CorpusPlan:
     """The size and the random seed of a corpus.
 
-    A held-out corpus has other speakers, unknown words, and sums and digits that training lacks. In
-    a corpus for training, the share `sight_share` of the questions is about pictures.
+    A held-out corpus has speakers, unknown words, and digits to repeat that training lacks. In a
+    corpus for training, the share `sight_share` of the questions is about pictures.
     """
 
     count: int

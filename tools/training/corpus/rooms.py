@@ -32,7 +32,7 @@ def reverberate(
 ) -> FloatArray:
     """Add the echo of a random room; the sound keeps its length.
 
-    The echo of a distant source is louder than its direct sound, and decays later.
+    The echo of a distant source is mostly louder than its direct sound, and decays later.
     """
     decay_s = chance.uniform(0.3, 0.9) if is_distant else chance.uniform(0.05, 0.35)
     count = int(decay_s * INPUT_SAMPLE_RATE)

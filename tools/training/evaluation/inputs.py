@@ -47,7 +47,7 @@ class ChatInput:
 
 
 class Runner(Protocol):
-    """Runs conversations with the model, several at the same time, faster than real time."""
+    """Runs conversations with the model, several at the same time."""
 
     async def sessions(self, inputs: Sequence[SessionInput]) -> list[list[Answered]]:
         """Return the outputs of all units of each session. All sessions have the same length."""

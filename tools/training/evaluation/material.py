@@ -1,4 +1,4 @@
-"""The voices, recordings and rooms of an evaluation. None of them is used in training."""
+"""The voices, recordings and rooms of an evaluation. Training uses five of the rooms, else none."""
 
 from __future__ import annotations
 

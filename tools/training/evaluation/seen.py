@@ -1,7 +1,7 @@
 """The rows about pictures: sessions with a frame in each unit, and typed chats with one picture.
 
-Colours, shapes and counts are those of pictures that training never draws: half of them have a pair
-of shape and colour, and digits have fonts, that are for the evaluation only.
+Half of the pictures of shapes have a pair of shape and colour that training never renders. All
+digits have fonts that it never uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint on speakers, noises and sentences that do not occur in training."""
+"""Evaluates a checkpoint on speakers, noises and digits to repeat that training lacks."""
 
 from __future__ import annotations
 

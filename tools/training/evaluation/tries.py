@@ -27,7 +27,6 @@ from training.domain import (
     Exchange,
     draw_exchange,
     draw_near,
-    is_held_out,
 )
 from training.evaluation.inputs import ChatInput, SessionInput
 from training.evaluation.material import (
@@ -198,7 +197,7 @@ def _exchange(chance: Random, kind: str) -> Exchange:
     """Draw a question of one kind."""
     while True:
         exchange = _question(chance)
-        if exchange.kind == kind and is_held_out(exchange) is not False:
+        if exchange.kind == kind:
             return exchange
 
 
@@ -295,7 +294,7 @@ def _breath(material: Material, number: int, chance: Random) -> Try:
 def _interruptions(
     *, is_stop: bool, are_people: bool = False
 ) -> Callable[[Material, int, Random], Try]:
-    """Interrupt the longest counts, which last three units; with "stop" by people if so."""
+    """Interrupt the longest counts, which last three units. If `are_people`, people say "stop"."""
 
     def draw(material: Material, number: int, chance: Random) -> Try:
         del number

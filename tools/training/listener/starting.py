@@ -88,7 +88,7 @@ def widened(found: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> dict[st
     """
     return {
         name: _widened(value, drawn[name], is_table=name.endswith(POSITIONS))
-        if name.startswith(ENCODER) and drawn[name].shape != value.shape
+        if name.startswith(ENCODER) and name in drawn and drawn[name].shape != value.shape
         else value
         for name, value in found.items()
     }
