@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import torch
@@ -52,6 +53,22 @@ def train_listener(
     return listener_tensors(workspace)
 
 
+def end_with_parent() -> None:
+    """Let this process end when the process that started it ends, even by SIGKILL.
+
+    Otherwise it would train on, and write the same state as the run that continues.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
+
+
 def run_rank(
     workspace: Path,
     plan: ListenerPlan,
@@ -60,6 +77,7 @@ def run_rank(
     start: Path | None,
 ) -> None:
     """Train as one of several processes, on one thread."""
+    end_with_parent()
     rank, processes = share
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
