@@ -165,6 +165,7 @@ def mix(
     /,
     *,
     share: Annotated[float, Ge(0), Le(1)],
+    encoder_share: Annotated[float, Ge(0), Le(1)] | None = None,
 ) -> None:
     """Write a checkpoint whose listener lies between those of two others of the same dimensions.
 
@@ -178,10 +179,12 @@ def mix(
         Checkpoint directory of the weights that a share of 1 gives, and of all that is no listener.
     share
         The way from the first weights to the second ones.
+    encoder_share
+        The same for the audio encoder alone. Default: as `share`.
     """
     try:
         with _errors():
-            mix_checkpoints(directory, first, second, share)
+            mix_checkpoints(directory, first, second, share, encoder_share)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

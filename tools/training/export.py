@@ -22,7 +22,7 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import RULES_FILE
 from duplane.worker.models.minicpm_o.vocoder import harmonic
 from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 from training.dimensions import GENERATION, PREPROCESSING
-from training.listener.starting import LISTENER, TOKENIZER_FILE
+from training.listener.starting import ENCODER, LISTENER, TOKENIZER_FILE
 from training.torch_calls import load_weights
 
 
@@ -44,10 +44,13 @@ def write_checkpoint(
     _write(vocoder.state_dict(), folder / harmonic.WEIGHTS)
 
 
-def mix_checkpoints(directory: Path, first: Path, second: Path, share: float) -> None:
+def mix_checkpoints(
+    directory: Path, first: Path, second: Path, share: float, encoder_share: float | None = None
+) -> None:
     """Write the checkpoint `second`, with a listener between that of `first` and its own.
 
-    A `share` of 0 is `first`, 1 is `second`. Raises ValueError if they have different tensors, or
+    A `share` of 0 is `first`, 1 is `second`. `encoder_share` is that of the audio encoder, if it is
+    another one. Raises ValueError if they have different tensors, or
     different tokenizers.
     """
     texts = [(path / TOKENIZER_FILE).read_bytes() for path in (first, second)]
@@ -59,10 +62,13 @@ def mix_checkpoints(directory: Path, first: Path, second: Path, share: float) ->
     }:
         raise ValueError(f"{first} and {second} have different tensors")
     shutil.copytree(second, directory, dirs_exist_ok=True)
-    mixed = after | {
-        name: before[name].float().lerp(value.float(), share)
-        for name, value in after.items()
+    shares = {
+        name: share if encoder_share is None or not name.startswith(ENCODER) else encoder_share
+        for name in after
         if name.startswith(LISTENER)
+    }
+    mixed = after | {
+        name: before[name].float().lerp(after[name].float(), own) for name, own in shares.items()
     }
     _write(mixed, directory / SINGLE_FILE)
 

@@ -40,6 +40,18 @@ def test_weights_lie_between_those_of_two_checkpoints(
     assert (tmp_path / "made" / "config.json").read_text() == '{"value": 5.0}'
 
 
+def test_audio_encoder_may_lie_elsewhere(tmp_path: Path) -> None:
+    name = "apm.conv1.bias"
+    first, second = (
+        checkpoint(tmp_path / folder, value, **{name: torch.full((1,), value).half()})
+        for folder, value in (("first", 1.0), ("second", 5.0))
+    )
+    mix_checkpoints(tmp_path / "made", first, second, 1.0, encoder_share=0.25)
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    assert tensors[name].tolist() == [2.0]
+    assert tensors[NAME].tolist() == [5.0] * 3
+
+
 def test_checkpoints_with_other_tensors_are_refused(tmp_path: Path) -> None:
     first = checkpoint(tmp_path / "first", 1.0)
     second = checkpoint(tmp_path / "second", 5.0, other=torch.zeros(2))
