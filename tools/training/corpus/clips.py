@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -83,11 +84,14 @@ def telephoned(samples: FloatArray) -> FloatArray:
 
 
 def kept_clip(folder: Path, name: str, make: Callable[[], FloatArray]) -> FloatArray:
-    """Return the clip that `make` makes; the folder keeps it for the next time."""
+    """Return the clip that `make` makes; the folder keeps it for the next time.
+
+    Several processes may make the same clip at once.
+    """
     path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.wav"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{os.getpid()}.part")
         soundfile.write(part, make(), INPUT_SAMPLE_RATE, subtype="PCM_16", format="WAV")
         part.rename(path)
     return read_clip(path)
