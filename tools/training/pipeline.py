@@ -57,11 +57,11 @@ NOISE_COUNT = 140
 """Number of recorded noises of each kind: rooms, and voices."""
 CONTINUED: dict[str, Any] = {
     "head_steps": 40,
-    "sound_steps": 120,
+    "sound_steps": 0,
     "rate": 1e-3,
     "matrix_rate": 1.6e-3,
-    "word_share": 0.3,
-    "short_share": 0.1,
+    "word_share": 0.2,
+    "short_share": 0.05,
     "decay_share": 0.6,
     "chats": 16,
 }
