@@ -14,10 +14,10 @@ from training.listener.starting import TOKENIZER_FILE
 NAME = "llm.model.norm.weight"
 
 
-def checkpoint(directory: Path, value: float, tokenizer: str = "{}", **other: torch.Tensor) -> Path:
+def checkpoint(directory: Path, value: float, **other: torch.Tensor) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(f'{{"value": {value}}}')
-    (directory / TOKENIZER_FILE).write_text(tokenizer)
+    (directory / TOKENIZER_FILE).write_text("{}")
     tensors = {NAME: torch.full((3,), value, dtype=torch.float16), **other}
     save_file(tensors, directory / "model.safetensors")
     return directory
@@ -62,7 +62,8 @@ def test_checkpoints_with_other_tensors_are_refused(tmp_path: Path) -> None:
 
 def test_checkpoints_with_other_tokenizers_are_refused(tmp_path: Path) -> None:
     first = checkpoint(tmp_path / "first", 1.0)
-    second = checkpoint(tmp_path / "second", 5.0, '{"other": 1}')
+    second = checkpoint(tmp_path / "second", 5.0)
+    (second / TOKENIZER_FILE).write_text('{"other": 1}')
     with pytest.raises(ValueError, match="different tokenizers"):
         mix_checkpoints(tmp_path / "made", first, second, 0.5)
     assert not (tmp_path / "made").exists()
