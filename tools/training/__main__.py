@@ -90,7 +90,7 @@ def train(
     workspace: Path = Path(".duplane/train"),
     seed: int = 1,
     processes: PositiveInt = 2,
-    steps: PositiveInt = 1500,
+    steps: PositiveInt = 1300,
     utterances: PositiveInt = 20_000,
     until: Stage = "checkpoint",
     sources: Sources = SYNTHESISED,

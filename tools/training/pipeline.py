@@ -97,7 +97,7 @@ class TrainingPlan:
     phrases: int = 8000
     talker_steps: int = 1000
     sound_steps: int = 300
-    steps: int = 1500
+    steps: int = 1300
     tower_steps: int = 1600
 
     def __post_init__(self) -> None:

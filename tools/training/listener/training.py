@@ -91,7 +91,7 @@ class ListenerPlan:
     head_steps: int = 0
     sound_steps: int = 300
     sound_batch: int = 32
-    steps: int = 1500
+    steps: int = 1300
     word_share: float = 5 / 12
     short_share: float = 5 / 36
     short_batch: int = 16
