@@ -325,7 +325,7 @@ def _note(checkpoint: Path | str, *, is_random: bool) -> str:
     if is_random:
         return "small random model: its answers mean nothing, and its voice is noise"
     if checkpoint == DEFAULT_CHECKPOINT:
-        return "small model of a few questions, trained on synthetic speech"
+        return "small model of a few questions"
     return ""
 
 
