@@ -84,14 +84,19 @@ def telephoned(samples: FloatArray) -> FloatArray:
 
 
 def kept_clip(folder: Path, name: str, make: Callable[[], FloatArray]) -> FloatArray:
-    """Return the clip that `make` makes; the folder keeps it for the next time.
-
-    Several processes may make the same clip at once.
-    """
+    """Return the clip that `make` makes; the folder keeps it for the next time."""
     path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.wav"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        soundfile.write(part, make(), INPUT_SAMPLE_RATE, subtype="PCM_16", format="WAV")
-        part.rename(path)
+        write_clip(path, make())
     return read_clip(path)
+
+
+def write_clip(path: Path, samples: FloatArray) -> None:
+    """Write sound at 16 kHz as a WAV file, which has its name only when it is complete.
+
+    Several processes may write the same file at once.
+    """
+    part = path.with_suffix(f".{os.getpid()}.part")
+    soundfile.write(part, samples, INPUT_SAMPLE_RATE, subtype="PCM_16", format="WAV")
+    part.rename(path)

@@ -15,13 +15,12 @@ from pathlib import Path
 from random import Random
 
 import orjson
-import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
 from duplane.tools.command import UsageError
 from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 from duplane.worker.models.types import FloatArray
 from training.corpus import festival, neural
-from training.corpus.clips import resample, trimmed
+from training.corpus.clips import resample, trimmed, write_clip
 from training.domain import TRAINED_WORDS, Exchange, draw_exchange, draw_fixed
 from training.sources.catalogue import source_named
 from training.sources.fetching import find_source
@@ -112,7 +111,7 @@ def speak_phrases(cache: Path, plan: PhrasePlan, report: Callable[[str], None]) 
             kept += 1
         else:
             begun = _cpu_s()
-            _write(path, speakers[phrase.engine](phrase))
+            write_clip(path, trimmed(speakers[phrase.engine](phrase)))
             spent[phrase.engine] += _cpu_s() - begun
             made[phrase.engine] += 1
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -150,12 +149,6 @@ def _neural(cache: Path) -> _Speaker:
 def _festival(phrase: Phrase) -> FloatArray:
     samples, rate = festival.speak(phrase.exchange.question, phrase.voice, 1 / phrase.speed)
     return resample(samples, rate, INPUT_SAMPLE_RATE)
-
-
-def _write(path: Path, samples: FloatArray) -> None:
-    part = path.with_suffix(".part")
-    soundfile.write(part, trimmed(samples), INPUT_SAMPLE_RATE, subtype="PCM_16", format="WAV")
-    part.rename(path)
 
 
 def _cpu_s() -> float:
