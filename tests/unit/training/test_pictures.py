@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from training.torch_calls import digest_of
-from training.vision import stage
-from training.vision.pictures import draw_picture, draw_scene, fonts
+from training.vision import pictures, stage
+from training.vision.pictures import FONT_STRIDE, draw_picture, draw_scene, fonts
 from training.vision.questions import BLIND, QUESTIONS, answer_about, seen_answers
 from training.vision.scenes import COLOURS, DIGIT, HELD_OUT_PAIRS, NOTHING, SHAPES, Scene
 from training.vision.stage import RULES, encode_bank
@@ -62,10 +62,14 @@ def test_only_the_evaluation_renders_held_out_pairs_of_shape_and_colour() -> Non
     assert {shape for shape, _ in trained} == {*SHAPES, DIGIT, NOTHING}
 
 
-def test_no_font_is_on_both_sides() -> None:
-    if not fonts(held_out=True):
-        pytest.skip("there are no fonts of the families that pictures use")
-    assert not set(fonts(held_out=True)) & set(fonts(held_out=False))
+def test_no_font_is_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "FONT_FOLDERS", (str(tmp_path),))
+    for number in range(FONT_STRIDE + 1):
+        (tmp_path / f"DejaVu{number}.ttf").touch()
+    judging, trained = (fonts.__wrapped__(held_out=side) for side in (True, False))
+    assert len(judging) == 1
+    assert len(trained) == FONT_STRIDE
+    assert not set(judging) & set(trained)
 
 
 def test_same_seed_draws_the_same_picture() -> None:
