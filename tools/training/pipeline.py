@@ -166,18 +166,18 @@ def train_vision(workspace: Path, plan: TrainingPlan) -> Vision:
     start = path_of(plan.start)
     known = None if start is None else tensors_of(start, VISION, tokenizer)
     if known is None or plan.tower_steps:
-        stage = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
+        tower = TowerPlan(seed=plan.seed, steps=plan.tower_steps)
         if known is not None:
-            stage = replace(stage, **CONTINUED_TOWER)
-        vision = train_tower(workspace, config, stage, print_progress, known)
+            tower = replace(tower, **CONTINUED_TOWER)
+        vision = train_tower(workspace, config, tower, print_progress, known)
     else:
         vision = Vision(VisionConfig.from_json(config), RULES)
         vision.load_state_dict(known)
-    tower = digest_of(vision.state_dict())
-    if tower_of(workspace / BANK) != tower:
+    digest = digest_of(vision.state_dict())
+    if tower_of(workspace / BANK) != digest:
         print_progress("encoding pictures")
         bank = encode_bank(vision, plan.seed, BANK_PICTURES, BANK_VARIANTS)
-        save_bank(bank, workspace / BANK, tower)
+        save_bank(bank, workspace / BANK, digest)
     return vision
 
 

@@ -38,7 +38,7 @@ def save_bank(bank: PictureBank, path: Path, tower: str) -> None:
 
 def tower_of(path: Path) -> str | None:
     """Return the digest of the tower that encoded the pictures of a file, if there is one."""
-    return load_tensors(path)["tower"] if path.exists() else None
+    return load_tensors(path).get("tower") if path.exists() else None
 
 
 def load_bank(path: Path) -> PictureBank:
