@@ -1,8 +1,8 @@
 """The optimisers of training: Muon for the matrices of layers, AdamW for all other tensors.
 
 Muon (https://kellerjordan.github.io/posts/muon/) makes all directions of a matrix's momentum
-equally large, with a Newton-Schulz iteration. If `is_mixed`, it runs in bfloat16
-where the CPU has instructions for it, otherwise in float32.
+equally large, with a Newton-Schulz iteration. If `is_mixed`, it runs in bfloat16 where
+the CPU has instructions for it, otherwise in float32.
 """
 
 from __future__ import annotations

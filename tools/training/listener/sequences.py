@@ -30,8 +30,8 @@ IGNORED = -100
 LISTEN_WEIGHT, START_WEIGHT = 1.5, 0.25
 """Weights in the loss: of decisions to listen, and of those to begin an answer.
 
-An answer to nobody is worse than one that begins late. So listening and beginning are equally
-likely to the model where a question is six times as likely as none.
+An answer without a question is worse than one that begins late. So to the model, listening and
+beginning are equally likely where a question is six times as likely as no question.
 """
 CUT_SHARE = 0.15
 MOST_CUT_UNITS = 6

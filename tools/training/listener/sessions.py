@@ -58,8 +58,8 @@ class SessionRules:
     gain: tuple[float, float] = (-24.0, 2.0)
     longest_pause_s: float = 2.5
     rested: float = 0.0
-    """Share of answers after which nobody asks for `rest_s` seconds. If another question always
-    follows soon, the model takes the noise that it hears instead for one."""
+    """Share of answers after which there is no question for `rest_s` seconds. If another question
+    always follows soon, the model takes the noise that it hears instead for one."""
     rest_s: tuple[float, float] = (2.0, 10.0)
     pictured: float = 0.0
     breath: float = 0.0

@@ -67,7 +67,7 @@ USUAL = SessionRules(
 """What happens in the sessions of training."""
 SEEING = replace(USUAL, signal_to_noise=(3.0, 22.0), pictured=0.75, about_pictures=0.4, rested=0.4)
 """What happens in sessions of 16 units: more than a third of the questions are about a picture, and
-after some answers nobody asks for a while."""
+after some answers there is no question for some seconds."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A picture has one to five objects of one shape and colour, or one digit, or nothing: then it is
 plain, or a texture of many colours. It looks like the picture of a camera: the light is uneven, and
-the image is blurred and noisy. Some pairs of a shape and a colour, and some fonts, only the
-evaluation renders.
+the image is blurred and noisy. Only the evaluation renders some
+pairs of a shape and a colour, and uses some fonts.
 """
 
 from __future__ import annotations
